@@ -1,0 +1,11 @@
+"""The one exception that stands for a mistake a user can mend."""
+
+
+class UserError(ValueError):
+    """A mistake of the user's, in one line that says what to do; the command line exits with 2.
+
+    >>> raise UserError("no file at data.jsonl; pass --task-path")
+    Traceback (most recent call last):
+    ...
+    asymgrpo.errors.UserError: no file at data.jsonl; pass --task-path
+    """

@@ -1,0 +1,206 @@
+"""A run on disk: written as it goes, read by the report and by comparisons. No torch.
+
+    runs/NAME/
+      run.json                    what was asked for, as resolved, with versions, seed and device
+      metrics.jsonl               a line a step, append only
+      rollouts/step-000040.parquet   sampled rollouts of a step, a row each, with token traces
+      evaluations/step-000040.json   an evaluation, per problem
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from asymgrpo.errors import UserError
+
+RUN_FILE = "run.json"
+METRICS_FILE = "metrics.jsonl"
+
+TOKEN_COLUMNS = {
+    "token_ids": pa.int32(),
+    "tokens": pa.string(),
+    "logps": pa.float32(),
+    "entropies": pa.float32(),
+    "discount": pa.float32(),
+    "ratio": pa.float32(),
+    "weight": pa.float32(),
+    "grpo_weight": pa.float32(),
+    "quadrant": pa.int8(),
+    "clipped": pa.bool_(),
+}
+"""Per-token columns, a list a rollout. `weight` is the factor of the token's log-probability
+gradient in the objective, `grpo_weight` the same under plain GRPO; `quadrant` is 0 (inside its
+bounds) or 1 to 4."""
+
+ROLLOUT_SCHEMA = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("group", pa.int32()),
+        ("rollout", pa.int32()),
+        ("prompt", pa.string()),
+        ("completion", pa.string()),
+        ("reward", pa.float64()),
+        ("advantage", pa.float64()),
+        ("kl", pa.float64()),
+        ("truncated", pa.bool_()),
+        *((name, pa.list_(kind)) for name, kind in TOKEN_COLUMNS.items()),
+    ]
+)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` at `path` whole or not at all, also across a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class RunStore:
+    """One run's folder.
+
+    >>> import tempfile
+    >>> store = RunStore(Path(tempfile.mkdtemp()) / "demo")
+    >>> store.write_run({"algorithm": "grpo", "seed": 0})
+    >>> store.append_metrics(1, {"reward/mean": 0.5})
+    >>> store.run()["algorithm"], store.metrics()
+    ('grpo', [{'step': 1, 'reward/mean': 0.5}])
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def exists(self) -> bool:
+        return (self.folder / RUN_FILE).is_file()
+
+    # run.json
+
+    def write_run(self, record: Mapping[str, Any]) -> None:
+        text = json.dumps(record, indent=2, sort_keys=True, allow_nan=True) + "\n"
+        write_atomically(self.folder / RUN_FILE, text.encode())
+
+    def run(self) -> dict[str, Any]:
+        path = self.folder / RUN_FILE
+        if not path.is_file():
+            raise UserError(f"{self.folder} holds no run ({RUN_FILE} is missing)")
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is not readable as JSON ({error})") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{path} must hold a JSON object")
+        return record
+
+    def update_run(self, **changes: Any) -> None:
+        self.write_run({**self.run(), **changes})
+
+    # metrics.jsonl
+
+    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        line = json.dumps({"step": step, **metrics}) + "\n"
+        with open(self.folder / METRICS_FILE, "a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every whole line, in order; a last line torn by a crash is not one."""
+        return list(self._metric_lines())
+
+    def _metric_lines(self) -> Iterator[dict[str, Any]]:
+        path = self.folder / METRICS_FILE
+        if not path.is_file():
+            return
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                if number == len(lines):  # no newline behind it: the write was cut off
+                    return
+                raise UserError(f"{path}:{number} is not JSON; mend or remove the line") from None
+            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+                raise UserError(f'{path}:{number} must be a JSON object with a whole "step"')
+            yield row
+
+    def truncate_metrics(self, last_step: int) -> None:
+        """Drop a torn last line and all lines after `last_step`, so that a resumed run appends."""
+        kept = [row for row in self._metric_lines() if row["step"] <= last_step]
+        text = "".join(json.dumps(row) + "\n" for row in kept)
+        write_atomically(self.folder / METRICS_FILE, text.encode())
+
+    # rollouts/
+
+    def write_rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
+        """`rows` have the columns of `ROLLOUT_SCHEMA`; one that is missing is null."""
+        clean = [{key: _plain_text(value) for key, value in row.items()} for row in rows]
+        table = pa.Table.from_pylist(clean, schema=ROLLOUT_SCHEMA)
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        path = self.folder / "rollouts" / f"step-{step:06d}.parquet"
+        write_atomically(path, sink.getvalue().to_pybytes())
+        return path
+
+    def rollout_steps(self) -> list[int]:
+        return _steps(self.folder / "rollouts", ".parquet")
+
+    def rollouts(self, step: int) -> list[dict[str, Any]]:
+        path = self.folder / "rollouts" / f"step-{step:06d}.parquet"
+        if not path.is_file():
+            have = ", ".join(map(str, self.rollout_steps())) or "none"
+            raise UserError(f"{self.folder} has no rollouts of step {step}; saved steps: {have}")
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        return rows
+
+    # evaluations/
+
+    def evaluation_path(self, step: int) -> Path:
+        return self.folder / "evaluations" / f"step-{step:06d}.json"
+
+    def write_evaluation(self, step: int, record: Mapping[str, Any]) -> Path:
+        path = self.evaluation_path(step)
+        write_atomically(path, (json.dumps({"step": step, **record}) + "\n").encode())
+        return path
+
+    def evaluation_steps(self) -> list[int]:
+        return _steps(self.folder / "evaluations", ".json")
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """All evaluations, by step; each a record as `evaluation/` makes it."""
+        paths = [self.evaluation_path(step) for step in self.evaluation_steps()]
+        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def _steps(folder: Path, suffix: str) -> list[int]:
+    names = (path.name for path in folder.glob(f"step-*{suffix}"))
+    numbers = (name.removeprefix("step-").removesuffix(suffix) for name in names)
+    return sorted(int(number) for number in numbers if number.isdigit())
+
+
+def _plain_text(value: Any) -> Any:
+    """Parquet holds UTF-8 only: a lone surrogate in a model's text becomes a replacement mark."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return [_plain_text(item) for item in value]
+    return value
