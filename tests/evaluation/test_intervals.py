@@ -1,0 +1,106 @@
+"""Intervals: their coverage by simulation, their limits, and the quantiles beneath them."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from asymgrpo.evaluation.distributions import (
+    chi_square_quantile,
+    f_quantile,
+    student_t_quantiles,
+)
+from asymgrpo.evaluation.estimators import pass_at_k
+from asymgrpo.evaluation.intervals import bootstrap_mean, bootstrap_means, resample_counts
+
+DRAWS = 2_000
+
+
+def coverage(problems, samples, k, a, b, seed):
+    """Share of 2,000 simulated evaluations whose interval holds the true pass@k."""
+    rng = np.random.default_rng(seed)
+    chances = rng.beta(a, b, size=(problems, DRAWS))
+    by_count = np.array([pass_at_k(samples, c, k) for c in range(samples + 1)])
+    _, low, high = bootstrap_means(by_count[rng.binomial(samples, chances)])
+    # E[1 - (1 - p)^k] for p ~ Beta(a, b) is 1 - prod (b + i) / (a + b + i)
+    truth = 1 - np.prod([(b + i) / (a + b + i) for i in range(k)])
+    return np.mean((low <= truth) & (truth <= high))
+
+
+@pytest.mark.parametrize("k", [1, 4, 8])
+@pytest.mark.parametrize(("a", "b"), [(0.5, 0.5), (1.0, 3.0), (0.3, 3.0)])
+def test_coverage_with_200_problems(a, b, k):
+    assert 0.93 <= coverage(200, 8, k, a, b, seed=k) <= 0.97
+
+
+@pytest.mark.parametrize(("samples", "k"), [(64, 1), (64, 8), (1, 1)])
+def test_coverage_with_few_problems(samples, k):
+    assert 0.93 <= coverage(30, samples, k, 0.5, 1.0, seed=samples) <= 0.975
+
+
+def test_coverage_near_the_ceiling():
+    # most simulated sets have pass@8 = 1 on every problem, and no resample can differ
+    assert coverage(200, 8, 8, 5.0, 1.0, seed=1) >= 0.93
+
+
+def test_agreeing_problems_have_the_exact_interval():
+    # none of 30 right: the upper limit solves (1 - p)^30 = 0.025 (Clopper-Pearson)
+    exact = stats.binomtest(0, 30).proportion_ci(0.95, method="exact")
+    estimate = bootstrap_mean(np.zeros(30))
+    assert estimate.low == 0.0
+    assert estimate.high == pytest.approx(exact.high, abs=1e-12)
+    assert bootstrap_mean(np.ones(30)).low == pytest.approx(1 - exact.high, abs=1e-12)
+
+
+def test_one_problem_has_an_interval_that_says_almost_nothing():
+    estimate = bootstrap_mean(np.array([0.5]))
+    assert (estimate.low, estimate.high) == pytest.approx((0.0125, 0.9875))
+
+
+def test_interval_agrees_with_scipy_for_many_problems():
+    values = np.random.default_rng(3).beta(0.5, 1.5, size=2_000)
+    ours = bootstrap_mean(values)
+    theirs = stats.bootstrap((values,), np.mean, n_resamples=5_000, rng=0, vectorized=True)
+    width = theirs.confidence_interval.high - theirs.confidence_interval.low
+    assert ours.low == pytest.approx(theirs.confidence_interval.low, abs=0.05 * width)
+    assert ours.high == pytest.approx(theirs.confidence_interval.high, abs=0.05 * width)
+
+
+def test_columns_are_treated_alone_and_repeatably():
+    values = np.random.default_rng(0).random((40, 3))
+    together = bootstrap_means(values)
+    for column in range(3):
+        alone = bootstrap_mean(values[:, column])
+        assert (alone.value, alone.low, alone.high) == pytest.approx(
+            tuple(part[column] for part in together), abs=1e-12
+        )
+
+
+def test_every_resample_has_as_many_problems_as_the_set():
+    counts = resample_counts(17, 500)
+    assert (counts.sum(axis=1) == 17).all()
+    # each problem is drawn once a resample on average
+    assert counts.mean(axis=0) == pytest.approx(np.ones(17), abs=0.2)
+
+
+def test_bad_shape_is_refused():
+    with pytest.raises(ValueError, match="problems, metrics"):
+        bootstrap_means(np.zeros((0, 2)))
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 29, 199, 999])
+def test_student_t_against_scipy(df):
+    q = np.array([1e-4, 0.0083, 0.025, 0.4, 0.6, 0.975, 0.9999])
+    assert student_t_quantiles(q, df) == pytest.approx(stats.t.ppf(q, df), rel=1e-10)
+
+
+def test_student_t_beyond_the_normal_limit():
+    q = np.array([0.001, 0.975])
+    assert student_t_quantiles(q, 1_001) == pytest.approx(stats.t.ppf(q, 1_001), rel=1e-5)
+
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 9, 50])
+@pytest.mark.parametrize("q", [0.025, 0.5, 0.975])
+def test_chi_square_and_f_against_scipy(df, q):
+    assert chi_square_quantile(q, df) == pytest.approx(stats.chi2.ppf(q, df), rel=1e-9)
+    for other in (1, 4, 20):
+        assert f_quantile(q, df, other) == pytest.approx(stats.f.ppf(q, df, other), rel=1e-9)
