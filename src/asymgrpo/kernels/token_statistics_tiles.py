@@ -1,0 +1,131 @@
+"""One [tokens, words] tile of logits: its product, its fold into running sums, its gradient.
+
+Torch operations stand for the definition; on a GPU the fold and the gradient are Triton kernels
+that read a tile once or twice instead of a dozen times.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from asymgrpo.kernels.token_statistics import Head, _Running
+
+
+def logits(inputs: Tensor, columns: Tensor, bias: Tensor | None, words: slice) -> Tensor:
+    """Raw logits [n, words] of `inputs` [n, D] and `columns` [words, D], in float32 or wider."""
+    tile = _product(inputs, columns.t())
+    if bias is not None:
+        tile += bias[words].to(tile.dtype)
+    return tile
+
+
+def fold(
+    tile: Tensor, local_targets: Tensor, state: _Running, head: Head, factors: torch.dtype | None
+) -> Tensor | None:
+    """Fold a tile into `state` in place.
+
+    Where `factors` names a dtype, return exp(z - maximum) z' with zeros at the targets. A target
+    outside the tile has a local index below zero or beyond the tile.
+    """
+    if _on_triton(tile):
+        from asymgrpo.kernels.token_statistics_triton import fold_tile
+
+        return fold_tile(tile, local_targets, state, head, factors)
+    z = _transform(tile, head)
+    maximum = torch.maximum(state.maximum, z.amax(1))
+    shift = state.maximum - maximum
+    torch.exp(shift, out=state.rescale)
+    inside, clamped = _inside(local_targets, tile.shape[1])
+    state.target.copy_(torch.where(inside, z.gather(1, clamped).squeeze(1), state.target))
+    z -= maximum.unsqueeze(1)
+    exponentials = z.exp()
+    state.weighted.add_(state.total * shift).mul_(state.rescale)
+    state.weighted.add_((exponentials * z).sum(1))
+    state.total.mul_(state.rescale).add_(exponentials.sum(1))
+    state.maximum.copy_(maximum)
+    if factors is None:
+        return None
+    kept = exponentials.gather(1, clamped).masked_fill(inside.unsqueeze(1), 0.0)
+    exponentials.scatter_(1, clamped, kept)
+    if head.soft_cap is not None:
+        exponentials *= slope((z + maximum.unsqueeze(1)) * head.temperature, head)
+    return exponentials.to(factors)
+
+
+def gradient(
+    tile: Tensor,
+    local_targets: Tensor,
+    normalisers: Tensor,
+    entropies: Tensor,
+    grad_logps: Tensor | None,
+    grad_entropies: Tensor | None,
+    head: Head,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Gradient with respect to the raw logits of a tile, in `dtype`."""
+    if _on_triton(tile):
+        from asymgrpo.kernels.token_statistics_triton import gradient_tile
+
+        return gradient_tile(
+            tile, local_targets, normalisers, entropies, grad_logps, grad_entropies, head, dtype
+        )
+    z = _transform(tile, head)
+    log_p = z - normalisers.unsqueeze(1)
+    p = log_p.exp()
+    result = torch.zeros_like(z)
+    if grad_logps is not None:
+        result -= grad_logps.unsqueeze(1) * p
+        inside, clamped = _inside(local_targets, tile.shape[1])
+        result.scatter_add_(1, clamped, (grad_logps * inside).unsqueeze(1))
+    if grad_entropies is not None:
+        # d H / d z_j = -p_j (log p_j + H)
+        result -= grad_entropies.unsqueeze(1) * p * (log_p + entropies.unsqueeze(1))
+    if head.soft_cap is not None:
+        result *= slope(z * head.temperature, head)
+    return (result * (head.logit_scale / head.temperature)).to(dtype)
+
+
+def slope(capped: Tensor, head: Head) -> Tensor:
+    """Derivative of the soft-cap where its value is `capped`: 1 - (capped / cap)^2."""
+    if head.soft_cap is None:
+        return torch.ones_like(capped)
+    return 1 - (capped / head.soft_cap) ** 2
+
+
+def add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right to `sums`, without rounding the product to the operands' dtype."""
+    if sums.dtype == left.dtype:
+        sums.addmm_(left, right)
+    elif left.is_cuda:
+        torch.addmm(sums, left, right, out_dtype=sums.dtype, out=sums)
+    else:
+        sums.addmm_(left.to(sums.dtype), right.to(sums.dtype))
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    wide = torch.promote_types(left.dtype, torch.float32)
+    if left.dtype == wide:
+        return left @ right
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=wide)
+    return left.to(wide) @ right.to(wide)
+
+
+def _transform(tile: Tensor, head: Head) -> Tensor:
+    z = tile * head.logit_scale
+    if head.soft_cap is not None:
+        z = head.soft_cap * torch.tanh(z / head.soft_cap)
+    return z / head.temperature
+
+
+def _inside(local_targets: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    inside = (local_targets >= 0) & (local_targets < width)
+    return inside, local_targets.clamp(0, width - 1).unsqueeze(1)
+
+
+def _on_triton(tile: Tensor) -> bool:
+    return tile.is_cuda and tile.dtype == torch.float32
