@@ -18,7 +18,7 @@ from asymgrpo.objective.horizon import discount, is_discounted
 from asymgrpo.objective.kl import kl_divergence
 from asymgrpo.objective.masked import masked_mean
 from asymgrpo.objective.ratio import CLIPS, clamp_by_sign, importance_ratio, quadrants
-from asymgrpo.objective.trace import MetricSums, TokenTrace, sum_metrics
+from asymgrpo.objective.trace import Measured, MetricSums, TokenTrace, sum_metrics
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class LossOutput:
 
 class _Terms(NamedTuple):
     ratio: Tensor  # [B, T or 1]
-    surrogate: Tensor  # [B, T], all weights applied
+    undiscounted: Tensor  # [B, T], all weights but the horizon's applied
+    surrogate: Tensor  # [B, T], the horizon's as well
 
 
 class Objective:
@@ -90,8 +91,7 @@ class Objective:
             return self._trace(detached, weights, selected)
 
         def measure() -> MetricSums:
-            undiscounted = self._terms(detached, None, selected).surrogate
-            return self._measure(detached, trace(), undiscounted)
+            return self._measure(detached, weights, terms, kl)
 
         return LossOutput(loss, measure, trace)
 
@@ -101,7 +101,7 @@ class Objective:
             for name, needed in {
                 "the horizon": config.horizon.active,
                 "entropy_bonus": config.entropy_bonus != 0,
-                "top_entropy": config.top_entropy < 1 and batch.entropy_threshold is None,
+                "top_entropy": config.top_entropy < 1,
             }.items():
                 if needed:
                     raise ValueError(f"entropies are needed by {name}")
@@ -144,8 +144,8 @@ class Objective:
         for factor in (batch.sampling_weights, selected):
             if factor is not None:
                 surrogate = surrogate * factor
-        discounted = surrogate if weights is None else surrogate * weights
-        return _Terms(ratio, discounted.expand_as(batch.logps))
+        undiscounted = surrogate.expand_as(batch.logps)
+        return _Terms(ratio, undiscounted, undiscounted if weights is None else surrogate * weights)
 
     def _kl(self, batch: TokenBatch, ratio: Tensor) -> Tensor | None:
         if self.config.kl.beta == 0 or batch.ref_logps is None:
@@ -179,15 +179,19 @@ class Objective:
             }
         )
 
-    def _measure(self, batch: TokenBatch, trace: TokenTrace, undiscounted: Tensor) -> MetricSums:
-        horizon = self.config.horizon
-        applies = horizon.applies_to if horizon.active else "none"
-        return sum_metrics(
-            trace,
-            undiscounted,
-            batch.mask,
-            batch.advantages,
-            is_discounted(batch.advantages, applies),
-            batch.entropies,
-            self._kl(batch, trace.ratio),
+    def _measure(
+        self, batch: TokenBatch, weights: Tensor | None, terms: _Terms, kl: Tensor | None
+    ) -> MetricSums:
+        applies = "none" if weights is None else self.config.horizon.applies_to
+        measured = Measured(
+            mask=batch.mask,
+            advantages=batch.advantages,
+            discounted=is_discounted(batch.advantages, applies),
+            weights=weights,
+            ratio=terms.ratio.detach(),
+            undiscounted=terms.undiscounted.detach(),
+            surrogate=terms.surrogate.detach(),
+            entropies=batch.entropies,
+            kl=None if kl is None else kl.detach(),
         )
+        return sum_metrics(measured, self.config.ratio)

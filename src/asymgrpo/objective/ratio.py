@@ -86,12 +86,22 @@ def clamp_by_sign(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
     tensor([[1.2000],
             [3.0000]])
     """
-    positive = advantages > 0
+    low, high = _interval(ratio, advantages, bounds)
+    return ratio.clamp(low, high)
+
+
+def _interval(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     low, high = (
-        torch.where(positive, ratio.new_tensor(above), ratio.new_tensor(below))
+        _by_sign(ratio, advantages, above, below)
         for above, below in zip(bounds.positive, bounds.negative, strict=True)
     )
-    return ratio.clamp(low, high)
+    return low, high
+
+
+def _by_sign(ratio: Tensor, advantages: Tensor, positive: float, other: float) -> Tensor:
+    """One of two constants a rollout [B, 1], in the ratio's own precision."""
+    constants = torch.full_like(advantages, other, dtype=ratio.dtype)
+    return constants.masked_fill_(advantages > 0, positive)
 
 
 def clamped(ratio: Tensor, advantages: Tensor, logps: Tensor, config: RatioConfig) -> Tensor:
@@ -107,8 +117,7 @@ def detached(ratio: Tensor, advantages: Tensor, logps: Tensor, config: RatioConf
 
 def gated(ratio: Tensor, advantages: Tensor, logps: Tensor, config: RatioConfig) -> Tensor:
     """SAPO: `4 / tau * sigmoid(tau (r - 1)) A`, tau by the sign; at r = 1 its gradient is A."""
-    positive = ratio.new_tensor(config.tau_positive)
-    tau = torch.where(advantages > 0, positive, ratio.new_tensor(config.tau_negative))
+    tau = _by_sign(ratio, advantages, config.tau_positive, config.tau_negative)
     return torch.sigmoid(tau * (ratio - 1)) * (4 / tau) * advantages
 
 
@@ -129,15 +138,20 @@ CLIPS: dict[str, Clip] = {
 }
 
 
+def beyond_thresholds(
+    ratio: Tensor, advantages: Tensor, config: RatioConfig
+) -> tuple[Tensor, Tensor]:
+    """Whether a ratio lies above, and below, what eps1 .. eps4 allow its sign: [B, T or 1] each."""
+    low, high = _interval(ratio, advantages, four_bounds(config))
+    return ratio > high, ratio < low
+
+
 def quadrants(ratio: Tensor, advantages: Tensor, config: RatioConfig) -> Tensor:
     """ABC-GRPO's quadrants [B, T or 1], int8: 0 within eps1 .. eps4, else 1 to 4.
 
     Q1: A > 0, r > 1 + eps1. Q2: A > 0, r < 1 - eps2. Q3: A < 0, r < 1 - eps4. Q4: A < 0,
     r > 1 + eps3. Counted against these thresholds whatever the clip is.
     """
-    high, low = ratio > 1 + config.eps1, ratio < 1 - config.eps2
-    positive = high.to(torch.int8) + 2 * low.to(torch.int8)
-    high, low = ratio > 1 + config.eps3, ratio < 1 - config.eps4
-    negative = 4 * high.to(torch.int8) + 3 * low.to(torch.int8)
-    zero = torch.zeros((), dtype=torch.int8, device=ratio.device)
-    return torch.where(advantages > 0, positive, torch.where(advantages < 0, negative, zero))
+    above, below = beyond_thresholds(ratio, advantages, config)
+    positive, negative = (advantages > 0).to(torch.int8), (advantages < 0).to(torch.int8)
+    return above * (positive + 4 * negative) + below * (2 * positive + 3 * negative)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+from asymgrpo.objective.ratio import beyond_thresholds
+
+if TYPE_CHECKING:
+    from asymgrpo.objective.config import RatioConfig
 
 
 @dataclass(frozen=True)
@@ -61,42 +67,55 @@ class MetricSums:
         return means | {"ratio/max": self.largest_ratio.item()}
 
 
-def sum_metrics(
-    trace: TokenTrace,
-    undiscounted: Tensor,
-    mask: Tensor,
-    advantages: Tensor,
-    discounted: Tensor,
-    entropies: Tensor | None,
-    kl: Tensor | None,
-) -> MetricSums:
-    """Sums over a batch.
+class Measured(NamedTuple):
+    """What the metrics are read from: columns of a cleaned batch, detached."""
 
-    `undiscounted` [B, T] is the surrogate before the horizon; `discounted` [B] says which rollouts
-    the horizon applies to.
-    """
-    positive, negative = (advantages > 0).unsqueeze(1), (advantages < 0).unsqueeze(1)
-    tokens, lengths = mask.sum(), mask.sum(1)
-    nothing = mask.new_zeros((), dtype=torch.float64)
+    mask: Tensor  # [B, T]
+    advantages: Tensor  # [B]
+    discounted: Tensor  # [B] bool: the rollouts that the horizon applies to
+    weights: Tensor | None  # [B, T] the horizon's
+    ratio: Tensor  # [B, T or 1]
+    undiscounted: Tensor  # [B, T] the surrogate before the horizon
+    surrogate: Tensor  # [B, T]
+    entropies: Tensor | None  # [B, T]
+    kl: Tensor | None  # [B, T]
 
-    def over(values: Tensor | None, where: Tensor) -> tuple[Tensor, Tensor]:
-        if values is None:
+
+def sum_metrics(values: Measured, config: RatioConfig) -> MetricSums:
+    """Sums over a batch: along each rollout, then over those that a metric speaks of."""
+    mask, lengths = values.mask, values.mask.sum(1)
+    positive, negative = values.advantages > 0, values.advantages < 0
+    every, nothing = torch.ones_like(positive), torch.zeros_like(lengths)
+
+    def total(column: Tensor | None) -> tuple[Tensor, Tensor]:
+        if column is None:
             return nothing, nothing
-        return torch.where(where, values, 0.0).sum(dtype=torch.float64), where.sum()
+        return torch.where(mask, column, 0.0).sum(1), lengths
 
-    mass, _ = over(undiscounted.abs(), negative & mask)
-    kept, _ = over(trace.surrogate.abs(), negative & mask)
-    effective = torch.where(discounted, trace.discount.sum(1) / lengths.clamp(min=1), 0.0)
-    rows = [
-        over(entropies, mask),
-        over(entropies, mask & positive),
-        over(entropies, mask & negative),
-        (effective.sum(), (discounted & (lengths > 0)).sum()),
-        (mass - kept, mass),
-        *(((trace.quadrant == q).sum(), tokens) for q in (1, 2, 3, 4)),
-        over(trace.ratio, mask),
-        over(kl, mask),
+    above, below = (
+        (beyond & mask).sum(1)
+        for beyond in beyond_thresholds(values.ratio, values.advantages.unsqueeze(1), config)
+    )
+    ratio = torch.where(mask, values.ratio, 0.0)
+    mass, _ = total(values.undiscounted.abs())
+    kept, _ = (mass, lengths) if values.weights is None else total(values.surrogate.abs())
+    spent, _ = total(values.weights)
+    rows = [  # which rollouts, numerators [B], denominators [B]
+        (every, *total(values.entropies)),
+        (positive, *total(values.entropies)),
+        (negative, *total(values.entropies)),
+        (values.discounted, spent / lengths.clamp(min=1), lengths > 0),
+        (negative, mass - kept, mass),
+        (every, above * positive, lengths),
+        (every, below * positive, lengths),
+        (every, below * negative, lengths),
+        (every, above * negative, lengths),
+        (every, ratio.sum(1), lengths),
+        (every, *total(values.kl)),
     ]
-    totals = torch.stack([torch.stack([top.double(), bottom.double()]) for top, bottom in rows])
-    largest = trace.ratio.amax() if trace.ratio.numel() else trace.ratio.new_zeros(())
-    return MetricSums(totals, largest.double())
+    totals = [
+        torch.where(rollouts, torch.stack([top.double(), bottom.double()]), 0.0).sum(1)
+        for rollouts, top, bottom in rows
+    ]
+    largest = ratio.amax() if ratio.numel() else ratio.new_zeros(())
+    return MetricSums(torch.stack(totals), largest.double())
