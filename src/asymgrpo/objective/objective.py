@@ -121,10 +121,8 @@ class Objective:
             horizon.normalize,
             horizon.inclusive,
         )
-        if horizon.applies_to == "all":
-            return weights
         applies = is_discounted(batch.advantages, horizon.applies_to).unsqueeze(1)
-        return torch.where(applies, weights, 1.0)
+        return weights.masked_fill_(~applies, 1.0)
 
     def _selected(self, batch: TokenBatch) -> Tensor | None:
         """Tokens [B, T] of high enough entropy; None if all are."""

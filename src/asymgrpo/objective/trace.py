@@ -50,9 +50,10 @@ METRIC_SUMS = (
 class MetricSums:
     """Numerators and denominators, so that several processes can add theirs before dividing.
 
-    >>> sums = MetricSums(torch.zeros(len(METRIC_SUMS), 2), torch.tensor(1.5))
-    >>> sums.means()
-    {'ratio/max': 1.5}
+    >>> totals = torch.zeros(len(METRIC_SUMS), 2)
+    >>> totals[METRIC_SUMS.index("ratio/mean")] = torch.tensor([6.0, 4.0])
+    >>> MetricSums(totals, torch.tensor(2.5)).means()
+    {'ratio/mean': 1.5, 'ratio/max': 2.5}
     """
 
     totals: Tensor
@@ -64,7 +65,9 @@ class MetricSums:
         """Metrics by name; one that nothing was measured for is left out."""
         named = zip(METRIC_SUMS, self.totals.tolist(), strict=True)
         means = {name: top / bottom for name, (top, bottom) in named if bottom}
-        return means | {"ratio/max": self.largest_ratio.item()}
+        if "ratio/mean" in means:
+            means["ratio/max"] = self.largest_ratio.item()
+        return means
 
 
 class Measured(NamedTuple):

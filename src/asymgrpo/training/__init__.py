@@ -1,0 +1,1 @@
+"""Thin adapters from the objective to trainers that people already run."""

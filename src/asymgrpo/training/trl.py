@@ -1,0 +1,476 @@
+"""TRL's GRPO trainer with the objective in place of its loss. The only file that imports trl.
+
+Differs from TRL in what `_compute_loss` computes and where advantages come from; sampling, rewards,
+data, distribution, logging and checkpoints are TRL's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
+
+from asymgrpo.objective.advantage import group_advantages
+from asymgrpo.objective.batch import TokenBatch
+from asymgrpo.objective.config import ObjectiveConfig
+from asymgrpo.objective.entropy import top_entropy_threshold
+from asymgrpo.objective.objective import LossOutput, Objective
+from asymgrpo.objective.presets import OVERRIDES, algorithm
+from asymgrpo.training.traces import trace_rows
+
+TRL_OWN = {"beta": "beta", "delta": "delta", "bias_correction": "use_bias_correction_kl"}
+"""Override keys that TRL has a field of its own for, which keeps its meaning."""
+
+
+@dataclass
+class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
+    """TRL's `GRPOConfig`, with the objective's choices in place of its loss options.
+
+    `algorithm` names a preset; every field below it that is not None overrides one of its pieces.
+    A TRL option that says otherwise than the objective (`loss_type`, `epsilon`, ...) is an error.
+
+    >>> config = AsymGRPOConfig("out", algorithm="sa-ah-grpo", alpha=0.25, report_to="none")
+    >>> config.objective().horizon.alpha
+    0.25
+    """
+
+    algorithm: str = field(default="grpo", metadata={"help": "A name in asymgrpo.ALGORITHMS."})
+    baseline: str | None = None
+    scale: str | None = None
+    alpha: float | None = None
+    applies_to: str | None = None
+    normalize: str | None = None
+    inclusive: bool | None = None
+    level: str | None = None
+    clip: str | None = None
+    eps_low: float | None = None
+    eps_high: float | None = None
+    eps1: float | None = None
+    eps2: float | None = None
+    eps3: float | None = None
+    eps4: float | None = None
+    tau_positive: float | None = None
+    tau_negative: float | None = None
+    estimator: str | None = None
+    aggregate: str | None = None
+    entropy_bonus: float | None = None
+    top_entropy: float | None = None
+
+    # TRL's names for what the objective decides: None means unsaid, and anything that contradicts
+    # the objective is refused. They hold the objective's values after construction.
+    loss_type: str | None = None
+    epsilon: float | None = None
+    epsilon_high: float | None = None
+    importance_sampling_level: str | None = None
+    scale_rewards: str | bool | None = None
+    top_entropy_quantile: float | None = None
+    sapo_temperature_pos: float | None = None
+    sapo_temperature_neg: float | None = None
+
+    def __post_init__(self) -> None:
+        objective = self.objective()
+        self._settle(objective)
+        super().__post_init__()
+        if self.multi_objective_aggregation == "normalize_then_sum" and (
+            objective.advantage != type(objective.advantage)()
+        ):
+            raise ValueError(
+                'multi_objective_aggregation="normalize_then_sum" has its own baseline and scale; '
+                "leave baseline and scale unset, or use sum_then_normalize"
+            )
+
+    def objective(self) -> ObjectiveConfig:
+        """The preset with this configuration's overrides."""
+        ours = {key: getattr(self, key) for key in OVERRIDES if key not in TRL_OWN}
+        trls = {key: getattr(self, name) for key, name in TRL_OWN.items()}
+        chosen = {key: value for key, value in (ours | trls).items() if value is not None}
+        return algorithm(self.algorithm, **chosen)
+
+    def _settle(self, objective: ObjectiveConfig) -> None:
+        """Give TRL's fields the objective's values; refuse those that say something else."""
+        for name, (implied, ours) in _implied(objective).items():
+            said = getattr(self, name)
+            if name == "scale_rewards" and isinstance(said, bool):
+                said = "group" if said else "none"
+            if said is not None and said != implied:
+                raise ValueError(
+                    f"{name}={said!r} contradicts the objective {self.algorithm!r}, where it is "
+                    f"{implied!r}; set {ours} instead"
+                )
+            setattr(self, name, implied)
+        for entry in ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"):
+            if getattr(self, entry) != GRPOConfig.__dataclass_fields__[entry].default:
+                raise ValueError(f"{entry} belongs to TRL's vespo loss, which no algorithm here is")
+        if self.entropy_bonus is not None:
+            coefficient: float = self.entropy_coef
+            if coefficient not in (0.0, self.entropy_bonus):
+                raise ValueError("entropy_coef and entropy_bonus differ; set one of them")
+            self.entropy_coef: float = self.entropy_bonus
+
+
+def _implied(objective: ObjectiveConfig) -> dict[str, tuple[Any, str]]:
+    """TRL's field to the value that the objective implies, and the fields of ours to set."""
+    ratio = objective.ratio
+    by_aggregate = {"sequence-mean": "grpo", "token-mean": "dapo", "fixed-length": "dr_grpo"}
+    loss_type = ratio.clip if ratio.clip in ("cispo", "sapo") else by_aggregate[objective.aggregate]
+    # TRL's cispo takes the bound itself, ours its distance from 1, as for every other clip.
+    upper = 1 + ratio.eps_high if ratio.clip == "cispo" else ratio.eps_high
+    return {
+        "loss_type": (loss_type, "algorithm (or clip and aggregate)"),
+        "epsilon": (ratio.eps_low, "eps_low"),
+        "epsilon_high": (upper, "eps_high"),
+        "importance_sampling_level": (ratio.level, "level"),
+        "scale_rewards": (objective.advantage.scale, "scale"),
+        "top_entropy_quantile": (objective.top_entropy, "top_entropy"),
+        "sapo_temperature_pos": (ratio.tau_positive, "tau_positive"),
+        "sapo_temperature_neg": (ratio.tau_negative, "tau_negative"),
+    }
+
+
+FORWARD_INPUTS = tuple(
+    name
+    for name in inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
+    if name
+    not in (
+        *("self", "model", "input_ids", "attention_mask", "logits_to_keep"),
+        *("batch_size", "compute_entropy", "compute_aux_loss"),
+    )
+)
+"""Multimodal inputs that TRL's forward takes, handed on as they are."""
+
+ALIASES = {
+    "reward/mean": "reward",
+    "reward/std": "reward_std",
+    "reward/zero_variance_groups": "frac_reward_zero_std",
+    "length/mean": "completions/mean_length",
+    "length/truncated": "completions/clipped_ratio",
+}
+"""Our names for what TRL measures under its own; both are logged."""
+
+RolloutSink = Callable[[int, list[dict[str, Any]]], None]
+
+
+class AsymGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl ships no types
+    """`GRPOTrainer` under an objective of ours; takes what it takes.
+
+    `rollout_sink(step, rows)` is called, where given, with the traces of the first
+    `sampled_groups` prompts of every `sample_every`-th rollout batch.
+    """
+
+    _tag_names = ["trl", "grpo", "asymgrpo"]  # noqa: RUF012  # TRL reads this very attribute
+    entropy_coef: float
+    _entropy_window_stats: Tensor | None
+
+    def __init__(
+        self,
+        *args: Any,
+        rollout_sink: RolloutSink | None = None,
+        sample_every: int = 1,
+        sampled_groups: int = 2,
+        **kwargs: Any,
+    ):
+        bound = inspect.signature(GRPOTrainer.__init__).bind_partial(None, *args, **kwargs)
+        config = bound.arguments.get("args")
+        if not isinstance(config, AsymGRPOConfig):
+            raise TypeError(f"args must be an AsymGRPOConfig, got {type(config).__name__}")
+        super().__init__(*args, **kwargs)
+        self.objective = Objective(config.objective())
+        self._vocab_size = self.model.config.get_text_config().vocab_size
+        self._rewards = torch.empty(0)
+        self._seconds = {"rollout": 0.0, "score": 0.0}
+        self._sampled_tokens = 0
+        self._rollout_batches = 0
+        self._rollout_sink = rollout_sink
+        self._sample_every, self._sampled_groups = sample_every, sampled_groups
+        self._sampled_rows: list[dict[str, Any]] = []
+
+    # Rollouts and advantages
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+        self._seconds["rollout"] += time.perf_counter() - started
+        self._sampled_tokens += sum(map(len, completion_ids))
+        return completion_ids, logprobs
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        per_function: Tensor = super()._calculate_rewards(*args, **kwargs)
+        weighted = per_function * self.reward_weights.to(per_function.device)
+        unscorable = per_function.isnan().all(1)
+        self._rewards = torch.where(unscorable, torch.nan, weighted.nansum(1))
+        return per_function
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        started = time.perf_counter()
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        rows = len(output["advantages"])
+        first = self.accelerator.process_index * rows
+        if self.multi_objective_aggregation == "sum_then_normalize":
+            training = self.model.training
+            group_size = self.num_generations if training else self.num_generations_eval
+            advantages = group_advantages(
+                self._rewards, group_size, **vars(self.objective.config.advantage)
+            )
+            output["advantages"] = advantages[first : first + rows]
+            logged = self._logs["advantages"]
+            for _ in range(min(len(advantages), len(logged))):
+                logged.pop()
+            logged.extend(advantages.tolist())
+        # Where each rollout stands in the whole batch, so that it is known after TRL's shuffle.
+        output["rollout_index"] = torch.arange(first, first + rows, device=self.accelerator.device)
+        self._rollout_batches += self.model.training
+        self._seconds["score"] += time.perf_counter() - started
+        return output
+
+    # The loss
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        completion_mask = inputs["completion_mask"]
+        logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], completion_mask], dim=1),
+            completion_mask.size(1),
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+            **{name: inputs[name] for name in FORWARD_INPUTS if name in inputs},
+        )
+        batch = self._token_batch(inputs, logps, entropies)
+        coefficient = self._entropy_coefficient()
+        objective = Objective(replace(self.objective.config, entropy_bonus=coefficient))
+        out = objective(batch)
+        steps = self.current_gradient_accumulation_steps if self.model.training else 1
+        loss = out.loss / steps
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * aux_loss / steps
+            self._record(aux_loss=self.accelerator.gather_for_metrics(aux_loss).mean().item())
+        self._record_metrics(batch, out)
+        self._record_entropy_control(batch, out.loss.detach(), coefficient)
+        self._sample_rollouts(inputs, batch, out)
+        return loss
+
+    def _token_batch(
+        self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None
+    ) -> TokenBatch:
+        mask = inputs["completion_mask"]
+        if "tool_mask" in inputs:
+            mask = mask * inputs["tool_mask"]
+        # TRL counts tokens over the whole rollout batch, and this is one of its slices; the loss
+        # is divided by the accumulation steps afterwards, whatever the aggregation.
+        slices = self.args.steps_per_generation if self.model.training else 1
+        tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes / slices
+        return TokenBatch(
+            logps=logps,
+            old_logps=inputs.get("old_per_token_logps"),
+            mask=mask,
+            advantages=inputs["advantages"],
+            entropies=entropies,
+            ref_logps=inputs.get("ref_per_token_logps"),
+            sampling_weights=self._sampling_weights(inputs, logps, mask),
+            vocab_size=self._vocab_size,
+            token_count=tokens,
+            rollout_count=len(mask),
+            max_length=self.max_completion_length,
+            entropy_threshold=self._entropy_threshold(entropies, mask),
+        )
+
+    def _sampling_weights(
+        self, inputs: dict[str, Any], logps: Tensor, mask: Tensor
+    ) -> Tensor | None:
+        """vLLM's importance weights and TRL's off-policy mask, [B, T] or [B, 1]."""
+        weights: Tensor | None = inputs.get("importance_sampling_ratio")
+        if self.off_policy_mask_threshold is not None:
+            old_logps = inputs.get("old_per_token_logps", logps.detach())
+            keep = self.get_off_policy_mask(
+                advantages=inputs["advantages"].unsqueeze(1),
+                per_token_logps=logps,
+                sampling_per_token_logps=inputs.get("sampling_per_token_logps", old_logps),
+                mask=mask,
+                off_policy_threshold=self.off_policy_mask_threshold,
+            )
+            weights = keep if weights is None else weights * keep
+        return weights
+
+    def _entropy_threshold(self, entropies: Tensor | None, mask: Tensor) -> Tensor | None:
+        """The threshold of top-entropy over the batches of all processes."""
+        fraction = self.objective.config.top_entropy
+        if fraction == 1 or entropies is None or self.accelerator.num_processes == 1:
+            return None
+        local = entropies.detach()[mask.bool()].float()
+        padded = self.accelerator.pad_across_processes(local, dim=0, pad_index=float("nan"))
+        everywhere = self.accelerator.gather(padded)
+        return top_entropy_threshold(everywhere[~everywhere.isnan()], fraction)
+
+    # The entropy bonus, whose coefficient TRL may steer towards a target
+
+    def _entropy_coefficient(self) -> float:
+        """An adaptive bonus acts only while the last window's entropy is at most its target."""
+        if self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target:
+            return 0.0
+        return float(self.entropy_coef)
+
+    def _record_entropy_control(self, batch: TokenBatch, loss: Tensor, coefficient: float) -> None:
+        if not self._entropy_bonus_enabled or batch.entropies is None:
+            return
+        within = self._bonus_tokens(batch)
+        total, count = batch.entropies.detach()[within].sum(), within.sum()
+        policy_loss = loss + coefficient * total / count.clamp(min=1)
+        self._record(policy_loss=self.accelerator.gather(policy_loss).nanmean().item())
+        if not self.model.training:
+            return
+        if self.use_adaptive_entropy:
+            self._steer_entropy(torch.stack([total, count.to(total.dtype)]))
+        if self.accelerator.sync_gradients:
+            self._record(entropy_coef=float(self.entropy_coef))
+
+    def _bonus_tokens(self, batch: TokenBatch) -> Tensor:
+        mask = batch.mask.bool()
+        if self.objective.config.top_entropy == 1 or batch.entropies is None:
+            return mask
+        threshold = batch.entropy_threshold
+        entropies = batch.entropies.detach()
+        if threshold is None:
+            threshold = top_entropy_threshold(entropies[mask], self.objective.config.top_entropy)
+        return mask & (entropies >= threshold)
+
+    def _steer_entropy(self, window: Tensor) -> None:
+        """Move the coefficient by a notch once an optimiser step, on that step's mean entropy."""
+        seen = self._entropy_window_stats
+        self._entropy_window_stats = window if seen is None else seen + window
+        if not self.accelerator.sync_gradients:
+            return
+        total, count = self.accelerator.reduce(self._entropy_window_stats, reduction="sum").tolist()
+        entropy = total / max(count, 1.0)
+        args = self.args
+        notch = args.entropy_coef_delta * (1 if entropy <= args.entropy_target else -1)
+        moved = self.entropy_coef + notch
+        self.entropy_coef = min(max(moved, args.entropy_coef_min), args.entropy_coef_max)
+        self._last_world_entropy, self._entropy_window_stats = entropy, None
+
+    # Metrics
+
+    def _record(self, **values: float) -> None:
+        mode = "train" if self.model.training else "eval"
+        for name, value in values.items():
+            self._metrics[mode][name].append(value)
+
+    def _record_metrics(self, batch: TokenBatch, out: LossOutput) -> None:
+        sums = replace(
+            out.sums,
+            totals=self.accelerator.reduce(out.sums.totals, reduction="sum"),
+            largest_ratio=self.accelerator.gather(out.sums.largest_ratio).max(),
+        )
+        means = sums.means()
+        self._record(**means, **self._trl_metrics(means, batch, out))
+
+    def _trl_metrics(
+        self, means: dict[str, float], batch: TokenBatch, out: LossOutput
+    ) -> dict[str, float]:
+        """The same facts under TRL's names; low and high are the sides of 1 that were clipped."""
+        mask, trace = batch.mask.bool(), out.tokens
+        low, high = trace.clipped & (trace.ratio < 1), trace.clipped & (trace.ratio > 1)
+        if self.objective.config.ratio.level == "sequence":  # one ratio, so one count, a rollout
+            low, high, mask = (tokens.any(1, keepdim=True) for tokens in (low, high, mask))
+        counts = torch.stack([low.sum(), high.sum(), mask.sum()]).double()
+        low_count, high_count, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
+        lengths = mask.sum(1)
+        shares = torch.stack([low.sum(1) / lengths, high.sum(1) / lengths], 1)  # [B, 2]
+        shares = self.accelerator.gather(shares)
+        shares = shares[~shares.isnan().any(1)]
+        tokens = max(tokens, 1.0)
+        metrics = {
+            "clip_ratio/low_mean": low_count / tokens,
+            "clip_ratio/high_mean": high_count / tokens,
+            "clip_ratio/region_mean": (low_count + high_count) / tokens,
+        }
+        if len(shares):
+            metrics["clip_ratio/low_min"] = shares[:, 0].min().item()
+            metrics["clip_ratio/high_max"] = shares[:, 1].max().item()
+        renamed = {"entropy": "entropy/mean", "kl": "kl/mean"}
+        metrics |= {name: means[ours] for name, ours in renamed.items() if ours in means}
+        return metrics
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        mode = "train" if self.model.training else "eval"
+        metrics = self._metrics[mode]
+        for ours, theirs in ALIASES.items():
+            if theirs in metrics:
+                metrics[ours] = list(metrics[theirs])
+        if mode == "train" and metrics.get("step_time"):
+            steps, seconds = len(metrics["step_time"]), sum(metrics["step_time"])
+            metrics["time/rollout"] = [self._seconds["rollout"] / steps]
+            metrics["time/update"] = [(seconds - self._seconds["score"]) / steps]
+            if self._sampled_tokens:
+                metrics["tokens_per_second"] = [self._sampled_tokens / seconds]
+            self._seconds, self._sampled_tokens = {"rollout": 0.0, "score": 0.0}, 0
+        if "grad_norm" in logs:
+            logs["gradient/norm"] = logs["grad_norm"]
+        super().log(logs, start_time)
+
+    # Traces for the token view
+
+    def _sample_rollouts(self, inputs: dict[str, Any], batch: TokenBatch, out: LossOutput) -> None:
+        if self._rollout_sink is None or not self.model.training:
+            return
+        if (self._rollout_batches - 1) % self._sample_every or not self.accelerator.is_main_process:
+            return
+        slices = self.args.steps_per_generation
+        every = slices * self.num_iterations
+        position = self._step % every
+        if position < every - slices:  # the last pass over a rollout batch is the most off-policy
+            return
+        index = inputs["rollout_index"]
+        chosen = (index < self._sampled_groups * self.num_generations).nonzero().flatten()
+        self._sampled_rows += self._rows(inputs, batch, out, chosen)
+        if position == every - 1:
+            step = self.state.global_step + 1
+            rows = sorted(self._sampled_rows, key=lambda row: row["rollout"])
+            self._rollout_sink(step, [{"step": step, **row} for row in rows])
+            self._sampled_rows = []
+
+    def _rows(
+        self, inputs: dict[str, Any], batch: TokenBatch, out: LossOutput, chosen: Tensor
+    ) -> Sequence[dict[str, Any]]:
+        if not len(chosen):
+            return []
+        tokenizer = self._tokenizer
+        prompts = [
+            tokenizer.decode(ids[kept.bool()].tolist(), skip_special_tokens=False)
+            for ids, kept in zip(
+                inputs["prompt_ids"][chosen], inputs["prompt_mask"][chosen], strict=True
+            )
+        ]
+        picked, picked_out = _pick(batch, out, chosen)
+        rows = trace_rows(
+            picked,
+            picked_out,
+            prompts,
+            inputs["completion_ids"][chosen],
+            lambda token: tokenizer.decode([token]),
+            lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+        )
+        ends = {*self.eos_token_ids, tokenizer.pad_token_id}
+        for row, index in zip(rows, inputs["rollout_index"][chosen].tolist(), strict=True):
+            row["group"], row["rollout"] = index // self.num_generations, index
+            row["reward"] = self._rewards[index].item()
+            row["truncated"] = bool(row["token_ids"]) and row["token_ids"][-1] not in ends
+        return rows
+
+
+def _pick(batch: TokenBatch, out: LossOutput, rows: Tensor) -> tuple[TokenBatch, LossOutput]:
+    """The batch and its trace, reduced to some of its rollouts."""
+    size = len(batch.logps)
+
+    def pick(value: Any) -> Any:
+        whole = isinstance(value, Tensor) and value.dim() > 0 and len(value) == size
+        return value[rows] if whole else value
+
+    picked = replace(batch, **{name: pick(value) for name, value in vars(batch).items()})
+    tokens = replace(out.tokens, **{name: pick(value) for name, value in vars(out.tokens).items()})
+    return picked, LossOutput(out.loss, lambda: out.sums, lambda: tokens)
