@@ -1,21 +1,21 @@
 """The objective alone: loss and gradient on [64, 1024] tokens, beside TRL's own code.
 
-    python benchmarks/objective.py [--device cpu|cuda] [--rounds 15] [--threads 1]
+    python benchmarks/objective.py [--device cpu|cuda] [--rounds 40] [--threads 1]
 
 The yardstick is `GRPOTrainer._compute_loss` itself, run on a stand-in for the trainer whose model
 hands out the given log-probabilities and entropies. TRL logs its metrics inside that method: the
-column with metrics runs it whole, the column without stops it where the logging begins and takes the
-loss from its frame. Repetitions are interleaved, so that a busy machine slows every line alike, and
-medians are reported.
+column with metrics runs it whole, the column without stops it where the logging begins and takes
+the loss from its frame. Rounds are interleaved and ratios taken within a round, so that a busy
+machine slows both sides alike; medians over rounds are printed.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from statistics import median
 from types import SimpleNamespace
 
 import torch
@@ -91,8 +91,8 @@ def trl_loss(batch: TokenBatch, metrics: bool) -> Callable[[], torch.Tensor]:
         try:
             return GRPOTrainer._compute_loss(trainer, None, inputs)
         except LoggingBegins as stop:
-            frame = stop.__traceback__.tb_next.tb_frame  # below this one: _compute_loss
-            return frame.f_locals["loss"]
+            # One frame down; held in no variable, or a cycle of frames would keep the graph alive.
+            return stop.__traceback__.tb_next.tb_frame.f_locals["loss"]
 
     return loss
 
@@ -130,20 +130,20 @@ def check_same(batch: TokenBatch) -> None:
         torch.testing.assert_close(results[0], other, rtol=1e-4, atol=1e-8)
 
 
-def measure(steps: dict[Key, Step], rounds: int, device: str) -> dict[Key, float]:
-    """Median milliseconds of each step over interleaved rounds, after a warm-up."""
-    seconds: dict[Key, list[float]] = defaultdict(list)
-    for index in range(rounds + 2):
-        for name, step in steps.items():
+def measure(steps: dict[Key, Step], rounds: int, device: str) -> dict[Key, list[float]]:
+    """Milliseconds of each step in each of the interleaved rounds, after a warm-up."""
+    times: dict[Key, list[float]] = {key: [] for key in steps}
+    for index in range(-2, rounds):
+        for key, step in steps.items():
             if device == "cuda":
                 torch.cuda.synchronize()
             start = time.perf_counter()
             step()
             if device == "cuda":
                 torch.cuda.synchronize()
-            if index >= 2:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
+            if index >= 0:
+                times[key].append(1e3 * (time.perf_counter() - start))
+    return times
 
 
 def report(device: str, rounds: int) -> dict[bool, float]:
@@ -155,19 +155,23 @@ def report(device: str, rounds: int) -> dict[bool, float]:
         steps["TRL grpo", metrics] = trl_step(batch, metrics)
         steps |= {(name, metrics): our_step(name, batch, metrics) for name in ALGORITHMS}
     times = measure(steps, rounds, device)
+    ratios = {}
+    for (name, metrics), values in times.items():
+        pairs = zip(values, times["TRL grpo", metrics], strict=True)
+        ratios[name, metrics] = median(ours / theirs for ours, theirs in pairs)
     print(f"{device}: loss and gradient on [{ROLLOUTS}, {TOKENS}] tokens, float32")
     print(f"{'ms (x TRL grpo)':18}{'without metrics':>18}{'with metrics':>18}")
-    ratios = {key: value / times["TRL grpo", key[1]] for key, value in times.items()}
     for name in ("TRL grpo", *ALGORITHMS):
         keys = ((name, False), (name, True))
-        print(f"{name:18}" + "".join(f"{times[key]:11.2f} ({ratios[key]:.2f})" for key in keys))
+        cells = (f"{median(times[key]):11.2f} ({ratios[key]:.2f})" for key in keys)
+        print(f"{name:18}" + "".join(cells))
     return {metrics: ratios["sa-ah-abc-grpo", metrics] for metrics in (False, True)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: each that there is")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -37,6 +37,8 @@ def group_advantages(
         raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, got {baseline!r}")
     if scale not in SCALES:
         raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
+    if rewards.dtype not in (torch.float32, torch.float64):
+        rewards = rewards.float()  # whole numbers and half precision
     grouped = rewards.view(-1, group_size)  # [P, G]
     scored = ~grouped.isnan()
     count = scored.sum(1, keepdim=True)

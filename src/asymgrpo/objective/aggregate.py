@@ -10,26 +10,34 @@ from asymgrpo.objective.masked import masked_mean, masked_sum
 
 
 class Counts(NamedTuple):
-    """What sums are divided by; a batch that is a slice of a larger one states that one's."""
+    """What sums are divided by where a batch is a slice of a larger one; None: by its own."""
 
-    tokens: Tensor | float
-    rollouts: Tensor | float
-    max_length: int
+    tokens: Tensor | float | None
+    rollouts: Tensor | float | None
+    max_length: int | None
 
 
 def sequence_mean(losses: Tensor, mask: Tensor, counts: Counts) -> Tensor:
     """Mean over each rollout's tokens, then over rollouts (GRPO)."""
-    return masked_mean(losses, mask, dim=1).sum() / counts.rollouts
+    return masked_mean(losses, mask, dim=1).sum() / _rollouts(mask, counts)
 
 
 def token_mean(losses: Tensor, mask: Tensor, counts: Counts) -> Tensor:
     """Mean over all tokens, so that long rollouts weigh more (DAPO)."""
-    return masked_sum(losses, mask, dim=None) / counts.tokens
+    tokens = mask.sum().clamp(min=1) if counts.tokens is None else counts.tokens
+    return masked_sum(losses, mask, dim=None) / tokens
 
 
 def fixed_length(losses: Tensor, mask: Tensor, counts: Counts) -> Tensor:
     """Sum over tokens by a constant length, so that a token weighs the same anywhere (Dr. GRPO)."""
-    return masked_sum(losses, mask, dim=None) / (counts.rollouts * counts.max_length)
+    length = max(mask.shape[1], 1) if counts.max_length is None else counts.max_length
+    return masked_sum(losses, mask, dim=None) / (_rollouts(mask, counts) * length)
+
+
+def _rollouts(mask: Tensor, counts: Counts) -> Tensor | float:
+    if counts.rollouts is not None:
+        return counts.rollouts
+    return (mask.sum(1) > 0).sum().clamp(min=1)
 
 
 AGGREGATES = {
@@ -63,9 +71,4 @@ def aggregate(
         raise ValueError(
             f"losses and mask must be [B, T], got {tuple(losses.shape)}, {tuple(mask.shape)}"
         )
-    counts = Counts(
-        tokens=mask.sum().clamp(min=1) if token_count is None else token_count,
-        rollouts=mask.any(1).sum().clamp(min=1) if rollout_count is None else rollout_count,
-        max_length=mask.shape[1] if max_length is None else max_length,
-    )
-    return AGGREGATES[how](losses, mask, counts)
+    return AGGREGATES[how](losses, mask, Counts(token_count, rollout_count, max_length))

@@ -63,8 +63,13 @@ class TokenBatch:
             )
 
     def cleaned(self) -> TokenBatch:
-        """The same batch with a boolean mask, zeros outside it, and at least float32 numbers."""
-        mask = self.mask if self.mask.dtype == torch.bool else self.mask != 0
+        """The same batch with a boolean mask and at least float32 numbers.
+
+        What is multiplied is 0 outside the mask, so that NaN reaches no gradient; entropies are
+        only ever selected or summed under the mask, and stay as they are.
+        """
+        mask = self.mask.bool()
+        present = mask.sum(1, keepdim=True) > 0
 
         def clean(values: Any) -> Any:
             if values is None:
@@ -72,14 +77,15 @@ class TokenBatch:
             values = _at_least_float32(values)
             # A [B, 1] weight belongs to its rollout, not to a position; one without tokens is free
             # to hold anything.
-            keep = mask if values.shape == mask.shape else mask.any(1, keepdim=True)
+            keep = mask if values.shape == mask.shape else present
             return torch.where(keep, values, 0.0)
 
-        columns = ("logps", "old_logps", "entropies", "ref_logps", "sampling_weights")
+        columns = ("logps", "old_logps", "ref_logps", "sampling_weights")
         return replace(
             self,
             mask=mask,
-            advantages=torch.where(mask.any(1), _at_least_float32(self.advantages), 0.0),
+            advantages=torch.where(present.squeeze(1), _at_least_float32(self.advantages), 0.0),
+            entropies=None if self.entropies is None else _at_least_float32(self.entropies),
             **{name: clean(getattr(self, name)) for name in columns},
         )
 

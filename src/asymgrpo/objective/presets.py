@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, fields, is_dataclass, replace
+from numbers import Real
 from typing import Any
 
 from asymgrpo.objective.config import (
@@ -132,8 +133,8 @@ def algorithm(name: str, **overrides: Any) -> ObjectiveConfig:
 
 
 def _typed(key: str, value: Any, current: Any) -> Any:
-    if isinstance(current, float) and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if isinstance(current, float) and isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)  # numpy's numbers are welcome, as a sweep may use them
     if type(value) is not type(current):
         wanted = {float: "a number", str: "a word", bool: "true or false"}[type(current)]
         raise ValueError(f"{key} must be {wanted}, got {value!r}")
