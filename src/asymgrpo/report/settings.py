@@ -1,0 +1,60 @@
+"""Which settings differ between runs, and which all share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asymgrpo.report.curves import labels_of
+from asymgrpo.report.sources import Source
+
+PER_RUN = {"name", "label", "seed", "status", "created", "seconds", "overrides", "finished"}
+"""Fields of `run.json` that name a run rather than set it."""
+PER_RUN_LEAVES = {"seed", "data_seed", "output_dir", "run_name", "logging_dir", "out"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`differ`: (name, a value for each label); `shared`: (name, value)."""
+
+    labels: list[str]
+    differ: list[tuple[str, list[str]]]
+    shared: list[tuple[str, str]]
+
+
+def compare_settings(sources: Sequence[Source]) -> Settings:
+    """Settings side by side, a column a label; several values inside a label stand together."""
+    labels = labels_of(sources)
+    flat = {run.name: flatten(run.record) for run in sources}
+    names = sorted({name for settings in flat.values() for name in settings})
+    differ, shared = [], []
+    for name in names:
+        cells = []
+        for label in labels:
+            own = [flat[run.name].get(name, "–") for run in sources if run.label == label]
+            cells.append(" / ".join(dict.fromkeys(own)))
+        if len(set(cells)) == 1 and " / " not in cells[0]:
+            shared.append((name, cells[0]))
+        else:
+            differ.append((name, cells))
+    return Settings(labels, differ, shared)
+
+
+def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings as `a.b: text`.
+
+    >>> flatten({"objective": {"kl": {"beta": 0.0}}, "seed": 3, "model": "tiny"})
+    {'objective.kl.beta': '0.0', 'model': 'tiny'}
+    """
+    flat: dict[str, str] = {}
+    for key, value in record.items():
+        if (not prefix and key in PER_RUN) or key in PER_RUN_LEAVES:
+            continue
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= flatten(value, name + ".")
+        else:
+            flat[name] = value if isinstance(value, str) else json.dumps(value)
+    return flat
