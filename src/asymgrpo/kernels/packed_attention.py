@@ -1,0 +1,305 @@
+"""Attention over packed rollouts: each token sees its prompt and its own rollout, nothing else.
+
+A packed sequence is a run of segments. A segment is a prompt, or a rollout that shares one; its
+tokens see, causally, the segment itself and the whole of its prompt. Two forms agree:
+
+- flex attention with a block mask, where it is compiled (a GPU);
+- gathered attention elsewhere: queries and keys are copied into one padded row a segment, and only
+  there; prompts and rollouts are separate batches, so that neither pads the other.
+
+`NAME` is registered with transformers' attention interface; the layers of a model whose
+configuration names it call `packed_attention`, with the plan handed through the model's forward
+as the keyword `packed`.
+
+N packed tokens, S segments, H heads, K key heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+NAME = "asymgrpo_packed"
+BLOCK = 128
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where the segments of a packed sequence lie; every array is int64 and on the host.
+
+    Segment s holds the tokens [start, end) and sees the prompt [prompt_start, prompt_end). A
+    prompt's own segment has an empty prompt. Segments cover the sequence without gaps.
+    """
+
+    positions: Array  # [N]
+    start: Array  # [S], as the others below
+    end: Array
+    prompt_start: Array
+    prompt_end: Array
+
+    @property
+    def tokens(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A batch of segments as padded rows of indices into the packed sequence."""
+
+    queries: Tensor  # [S, Q]
+    keys: Tensor  # [S, P + Q]
+    seen: Tensor  # [S, 1, Q, P + Q], true where a query sees a key
+
+
+@dataclass(frozen=True)
+class PackedPlan:
+    """What a packed sequence's attention needs, for one device; masks are made once a window."""
+
+    segments: Segments
+    device: torch.device
+    flex: bool
+    _masks: dict[int | None, Any] = field(default_factory=dict)
+
+    def prepare(self, windows: set[int | None]) -> PackedPlan:
+        """Make the masks of these sliding windows; None is full attention."""
+        for window in windows:
+            make = _block_mask if self.flex else _gathered_rows
+            self._masks[window] = make(self.segments, self.device, window)
+        return self
+
+    def mask(self, window: int | None) -> Any:
+        """The mask of a sliding window that `prepare` was told of."""
+        return self._masks[window]
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed: PackedPlan,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attend `query` [1, H, N, D] to `key` and `value` [1, K, N, D]; [1, N, H, D] comes back."""
+    mask = packed.mask(sliding_window)
+    if packed.flex:
+        attended = _flex(query, key, value, mask, scaling, softcap)
+    else:
+        attended = _gathered(query, key, value, mask, scaling, softcap)
+    return attended, None
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)
+
+
+# --- flex attention -------------------------------------------------------------------------
+
+
+def _flex(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: BlockMask,
+    scaling: float | None,
+    softcap: float | None,
+) -> Tensor:
+    def capped(score: Tensor, *_: Tensor) -> Tensor:
+        assert softcap is not None
+        return softcap * torch.tanh(score / softcap)
+
+    attended = flex_attention(
+        query,
+        key,
+        value,
+        score_mod=None if softcap is None else capped,
+        block_mask=mask,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(attended, Tensor)
+    return attended.transpose(1, 2)
+
+
+def _block_mask(segments: Segments, device: torch.device, window: int | None) -> BlockMask:
+    """The mask by tokens, and by blocks of `BLOCK` which of them it touches and which it fills.
+
+    The blocks come from the segments' bounds: evaluating the mask at every pair of tokens would
+    cost more than the attention.
+    """
+    lengths = segments.end - segments.start
+    bounds = torch.from_numpy(
+        np.stack([segments.start, segments.prompt_start, segments.prompt_end]).astype(np.int32)
+    )
+    owner = torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths))
+    start, prompt_start, prompt_end = bounds[:, owner].to(device)
+    places = torch.from_numpy(segments.positions.astype(np.int32)).to(device)
+    touched, filled = _blocks(segments, window)
+
+    if window is None:
+
+        def seen(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Any:
+            return (k <= q) & ((k >= start[q]) | ((k >= prompt_start[q]) & (k < prompt_end[q])))
+    else:
+
+        def seen(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Any:
+            visible = (k >= start[q]) | ((k >= prompt_start[q]) & (k < prompt_end[q]))
+            return (k <= q) & visible & (places[q] - places[k] < window)
+
+    return BlockMask.from_kv_blocks(
+        *_block_lists(touched & ~filled, device),
+        *_block_lists(filled, device),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=seen,
+        seq_lengths=(segments.tokens, segments.tokens),
+    )
+
+
+def _blocks(segments: Segments, window: int | None) -> tuple[Array, Array]:
+    """Blocks of [queries, keys] with some pair seen, and blocks with every pair seen."""
+    count = -(-segments.tokens // BLOCK)
+    touched, filled = np.zeros((count, count), bool), np.zeros((count, count), bool)
+    for start, end, prompt_start, prompt_end in zip(
+        segments.start, segments.end, segments.prompt_start, segments.prompt_end, strict=True
+    ):
+        if end == start:
+            continue
+        first, last = start // BLOCK, (end - 1) // BLOCK
+        for low, high in ((start, end), (prompt_start, prompt_end)):
+            if high > low:
+                touched[first : last + 1, low // BLOCK : (high - 1) // BLOCK + 1] = True
+                whole_queries = slice(-(-start // BLOCK), end // BLOCK)
+                filled[whole_queries, -(-low // BLOCK) : high // BLOCK] = True
+    below = np.tri(count, dtype=bool)
+    touched &= below
+    filled &= below & ~np.eye(count, dtype=bool)
+    if window is not None:
+        # A block goes when even its nearest pair is too far apart. Filled ones are left to the
+        # mask by tokens.
+        first_of_block = np.arange(0, segments.tokens, BLOCK)
+        lowest = np.minimum.reduceat(segments.positions, first_of_block)
+        highest = np.maximum.reduceat(segments.positions, first_of_block)
+        touched &= lowest[:, None] - highest[None, :] < window
+        filled[:] = False
+    return touched, filled
+
+
+def _block_lists(blocks: Array, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Per row of blocks how many are set, and their indices first."""
+    counts = blocks.sum(1).astype(np.int32)
+    indices = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
+    return (
+        torch.from_numpy(counts)[None, None].to(device),
+        torch.from_numpy(indices)[None, None].to(device),
+    )
+
+
+# --- gathered attention ---------------------------------------------------------------------
+
+
+def _gathered(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: tuple[list[_Rows], Tensor],
+    scaling: float | None,
+    softcap: float | None,
+) -> Tensor:
+    batches, order = plan
+    tokens, heads = query.shape[2], query.shape[1]
+    by_token = [x[0].transpose(0, 1).reshape(tokens, -1) for x in (query, key, value)]
+    attend: Callable[..., Tensor] = _dense_attention if softcap is None else _capped_attention
+    results = []
+    for rows in batches:
+        q, k, v = (
+            x.index_select(0, index.reshape(-1))
+            .view(*index.shape, source.shape[1], source.shape[3])
+            .transpose(1, 2)
+            for x, index, source in zip(
+                by_token, (rows.queries, rows.keys, rows.keys), (query, key, value), strict=True
+            )
+        )
+        repeats = q.shape[1] // k.shape[1]
+        if repeats > 1:
+            k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
+        attended = attend(q, k, v, rows.seen, scaling, softcap)
+        results.append(attended.transpose(1, 2).reshape(-1, heads * value.shape[3]))
+    return torch.cat(results).index_select(0, order).view(1, tokens, heads, value.shape[3])
+
+
+def _dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scaling: float | None, _: float | None
+) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scaling)
+
+
+def _capped_attention(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scaling: float | None, softcap: float
+) -> Tensor:
+    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = softcap * torch.tanh(q @ k.transpose(2, 3) * (scale / softcap))
+    scores = scores.masked_fill(~seen, float("-inf"))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return scores.softmax(-1, dtype=wide).to(q.dtype) @ v
+
+
+def _gathered_rows(
+    segments: Segments, device: torch.device, window: int | None
+) -> tuple[list[_Rows], Tensor]:
+    """Padded rows of the prompts and of the rollouts, and where each token's result stands."""
+    is_prompt = segments.prompt_end == segments.prompt_start
+    order = np.zeros(segments.tokens, np.int64)
+    batches, offset = [], 0
+    for chosen in (is_prompt, ~is_prompt):
+        if not (chosen & (segments.end > segments.start)).any():
+            continue
+        rows = np.flatnonzero(chosen & (segments.end > segments.start))
+        start, end = segments.start[rows, None], segments.end[rows, None]
+        prompt_start = segments.prompt_start[rows, None]
+        prompt_length = segments.prompt_end[rows, None] - prompt_start
+        own = np.arange((end - start).max())
+        shared = np.arange(prompt_length.max())
+        # A padded entry points at some token; no result that is kept sees it.
+        queries = np.minimum(start + own, end - 1)
+        keys = np.concatenate(
+            [np.where(shared < prompt_length, prompt_start + shared, start), queries], axis=1
+        )
+        seen = np.concatenate(
+            [
+                np.broadcast_to(
+                    (shared < prompt_length)[:, None, :], (len(rows), len(own), len(shared))
+                ),
+                np.broadcast_to(
+                    own[None, :, None] >= own[None, None, :], (len(rows), len(own), len(own))
+                ),
+            ],
+            axis=2,
+        )
+        if window is not None:
+            places = segments.positions
+            distance = places[queries][:, :, None] - places[keys][:, None, :]
+            seen = seen & (distance < window)
+        kept = start + own < end
+        order[queries[kept]] = offset + np.flatnonzero(kept)
+        offset += kept.size
+        batches.append(
+            _Rows(
+                torch.from_numpy(queries).to(device),
+                torch.from_numpy(keys).to(device),
+                torch.from_numpy(seen)[:, None].to(device),
+            )
+        )
+    return batches, torch.from_numpy(order).to(device)

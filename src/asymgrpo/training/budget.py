@@ -1,0 +1,95 @@
+"""How many packed tokens fit in memory at once: measured, then halved if that was too many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from asymgrpo.training.packing import Group, cut
+
+# The first pass holds no more than this before its memory is known.
+_PROBE = 4096
+# Passes that keep no activations, before anything is measured.
+_FORWARD_ONLY = 65_536
+# Left to fragmentation and to what other code allocates in the meantime.
+_SHARE = 0.85
+
+
+class TokenBudget:
+    """The most packed tokens of one pass, with activations held and without.
+
+    `fixed` is a user's own figure for passes with activations; None asks for a measurement, which
+    needs a GPU: elsewhere there is no limit.
+
+    >>> TokenBudget(None, print).tokens(trains=True) is None
+    True
+    """
+
+    def __init__(self, fixed: int | None, say: Callable[[str], None]) -> None:
+        self._held = fixed
+        self._forward_only: int | None = fixed
+        self._measured = fixed is not None
+        self._say = say
+
+    def tokens(self, trains: bool) -> int | None:
+        """The current budget; None is no limit."""
+        return self._held if trains else self._forward_only
+
+    def measure(
+        self,
+        run: Callable[[list[Group]], Any],
+        groups: list[Group],
+        causal: Any,
+        device: torch.device,
+        trains: bool,
+    ) -> None:
+        """Learn the bytes a token holds from the first pass with activations on a GPU."""
+        if self._measured or device.type != "cuda":
+            return
+        if not trains:
+            self._forward_only = self._forward_only or _FORWARD_ONLY
+            return
+        self._measured = True
+        probe = cut(groups, _PROBE)[0]
+        run(probe)  # compilation and workspaces are not activations
+        before = torch.cuda.memory_allocated(device)
+        held = run(probe)
+        bytes_a_token = (torch.cuda.memory_allocated(device) - before) / sum(
+            group.fed for group in probe
+        )
+        del held
+        layers = causal.config.get_text_config().num_hidden_layers
+        # The backward pass holds about two layers' worth of gradients beside the activations.
+        bytes_a_token *= 1 + 2 / layers
+        self._held = int(_SHARE * _free_bytes(device) / bytes_a_token)
+        self._forward_only = self._held * max(1, layers // 4)
+
+    def halve(self, trains: bool, tokens: int) -> None:
+        """After running out of memory on `tokens` packed tokens: half of what was tried."""
+        torch.cuda.empty_cache()
+        tried = min(tokens, self.tokens(trains) or tokens)
+        if tried <= 1:
+            raise torch.OutOfMemoryError("out of memory on a single rollout")
+        if trains:
+            self._held = tried // 2
+        else:
+            self._forward_only = tried // 2
+        self._say(f"out of memory in the update; going on with {tried // 2} tokens at a time")
+
+
+def _free_bytes(device: torch.device) -> int:
+    """What the device has free, and what the allocator holds without using it."""
+    free = torch.cuda.mem_get_info(device)[0]
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def trainable(causal: nn.Module) -> list[nn.Parameter]:
+    """Parameters that take a gradient.
+
+    >>> len(trainable(nn.Linear(2, 3)))
+    2
+    """
+    return [p for p in causal.parameters() if p.requires_grad]
