@@ -56,7 +56,8 @@ def test_options_train_three_steps(
     assert all(torch.isfinite(torch.tensor(row["loss"])) for row in rows)
     trainable = {n for n, p in trainer.model.named_parameters() if p.requires_grad}
     moved = {n for n, p in trainer.model.named_parameters() if not torch.equal(p, before[n])}
-    assert moved and moved <= trainable
+    assert moved
+    assert moved <= trainable
     names = {"entropy/mean", "clip/q1", "clip/q4", "ratio/mean", "reward/mean", "gradient/norm"}
     seen = {name for row in rows for name in row}
     assert names | {"horizon/effective", "time/update", "length/mean"} <= seen

@@ -1,0 +1,95 @@
+"""What happens beside the training: the run's record, held-out evaluation, the progress bar."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from transformers import TrainerCallback
+
+from asymgrpo.experiment.store import RunStore
+
+Evaluate = Callable[[int], dict[str, Any]]
+
+
+class Recorder(TrainerCallback):  # type: ignore[misc]  # transformers leaves it untyped
+    """Appends a line of metrics for every logged training step."""
+
+    def __init__(self, store: RunStore):
+        self.store = store
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or "loss" not in logs:
+            return
+        numbers = {k: float(v) for k, v in logs.items() if isinstance(v, int | float)}
+        finite = {k: v for k, v in numbers.items() if math.isfinite(v)}
+        self.store.append_metrics(state.global_step, finite)
+
+
+class HeldOut(TrainerCallback):  # type: ignore[misc]  # transformers leaves it untyped
+    """Evaluates before the first step, every so many steps, and after the last one."""
+
+    def __init__(self, store: RunStore, evaluate: Evaluate, every: int):
+        self.store, self.evaluate, self.every = store, evaluate, every
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._measure(state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.every == 0 or state.global_step == state.max_steps:
+            self._measure(state)
+
+    def _measure(self, state: Any) -> None:
+        step = state.global_step
+        if not state.is_world_process_zero or step in self.store.evaluation_steps():
+            return
+        # Sampling here must not move the random states that training goes on with.
+        with torch.random.fork_rng():
+            record = self.evaluate(step)
+        self.store.write_evaluation(step, record)
+
+
+class ProgressBar(TrainerCallback):  # type: ignore[misc]  # transformers leaves it untyped
+    """Steps, the time left, the reward and the entropy."""
+
+    def __init__(self, label: str, console: Console):
+        self.label = label
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.seen: dict[str, float] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.bar.start()
+        self.row = self.bar.add_task(
+            self.label, total=state.max_steps, completed=state.global_step, note=""
+        )
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.seen |= {key: logs[key] for key in ("reward", "entropy") if key in logs}
+        note = "  ".join(f"{key} {value:.3f}" for key, value in self.seen.items())
+        self.bar.update(self.row, completed=state.global_step, note=note)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.bar.update(self.row, completed=state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.bar.stop()

@@ -1,0 +1,125 @@
+"""A task as the trainer takes it: a data set of prompts, and reward functions."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from datasets import Dataset
+
+from asymgrpo.errors import UserError
+from asymgrpo.tasks import FailureGuard, Task, grade_many, render_prompt
+
+ENDLESS = 100_000
+"""A task of more rows than this is generated on demand: each seed reads a stretch of its own."""
+
+RewardFunction = Callable[..., Sequence[float | None]]
+
+
+def training_rows(task: Task, needed: int, seed: int) -> range:
+    """Which rows of the training split a run reads.
+
+    All of a finite set, which the trainer shuffles by the seed; of an endless one the `seed`-th
+    stretch of as many as are `needed`, so that runs of one seed see the same prompts.
+    """
+    rows = len(task.examples("train"))
+    if rows <= ENDLESS:
+        return range(rows)
+    needed = min(needed, rows)
+    start = (seed * needed) % max(rows - needed, 1)
+    return range(start, start + needed)
+
+
+def training_set(task: Task, rows: range, tokenizer: Any) -> Dataset:
+    """Prompts with their row numbers, and the source's simple columns for reward functions."""
+    examples = task.examples("train")
+    chosen = [examples[row] for row in rows]
+    if not chosen:
+        raise UserError(f"the task {task.name} has no training rows")
+    columns: dict[str, list[Any]] = {
+        "prompt": [render_prompt(task, example, tokenizer) for example in chosen],
+        "row": list(rows),
+    }
+    for key in chosen[0]:
+        values = [example.get(key) for example in chosen]
+        kinds = {type(value) for value in values}
+        if key not in columns and len(kinds) == 1 and kinds <= {str, int, float, bool}:
+            columns[key] = values
+    return Dataset.from_dict(columns)
+
+
+def task_reward(task: Task) -> RewardFunction:
+    """The task's grader as a reward function; an answer that it fails on has no reward."""
+    examples = task.examples("train")
+    guard = FailureGuard()
+
+    def correct(
+        completions: Sequence[Any], row: Sequence[int], **kwargs: Any
+    ) -> list[float | None]:
+        texts = [text_of(completion) for completion in completions]
+        grades = grade_many(task, texts, [examples[index] for index in row])
+        for grade in grades:
+            guard.count(grade)
+        log_metric = kwargs.get("log_metric")
+        if log_metric is not None:
+            log_metric("grader/failed", sum(grade.failed for grade in grades) / len(grades))
+        return [None if grade.failed else grade.score for grade in grades]
+
+    return correct
+
+
+def text_of(completion: Any) -> str:
+    """A completion's text, of a chat or not."""
+    return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
+
+
+def load_reward(name: str, task: Task) -> RewardFunction:
+    """`task`, or the function that `module:function` names."""
+    if name == "task":
+        return task_reward(task)
+    module, separator, function = name.partition(":")
+    if not separator:
+        raise UserError(f"--reward takes module:function or task, got {name!r}")
+    if os.getcwd() not in sys.path:  # a function in the user's own folder, as python -m finds it
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except ImportError as error:
+        raise UserError(f"--reward {name}: {module} cannot be imported ({error})") from None
+    except AttributeError:
+        raise UserError(f"--reward {name}: {module} has no function {function!r}") from None
+    if not callable(found):
+        raise UserError(f"--reward {name}: it is not a function")
+    return checked_reward(name, found)
+
+
+def checked_reward(name: str, function: RewardFunction) -> RewardFunction:
+    """The same function, whose mistakes are told in a line that names it."""
+
+    def checked(*args: Any, **kwargs: Any) -> list[float | None]:
+        try:
+            values = list(function(*args, **kwargs))
+        except Exception as error:
+            raise UserError(
+                f"the reward function {name} raised {type(error).__name__}: {error}"
+            ) from error
+        expected = len(kwargs.get("completions", values))
+        if len(values) != expected:
+            raise UserError(
+                f"the reward function {name} returned {len(values)} rewards for {expected} "
+                "completions; return one for each"
+            )
+        for value in values:
+            if value is not None and not math.isfinite(value):
+                raise UserError(
+                    f"the reward function {name} returned {value}; return a finite number, or "
+                    "None for a completion that cannot be scored"
+                )
+        return values
+
+    checked.__name__ = getattr(function, "__name__", name.replace(":", "_"))
+    return checked

@@ -1,0 +1,100 @@
+"""What a comparison runs: algorithms x seeds x swept fields, each a run with a folder."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from asymgrpo.errors import UserError
+from asymgrpo.experiment.settings import RunSettings, coerce, make_settings
+
+SPEC_KEYS = ("algorithms", "seeds", "sweep")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison."""
+
+    settings: RunSettings
+    folder: Path
+
+
+def split_spec(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A spec's own keys, and the settings that all of its runs share.
+
+    >>> split_spec({"algorithms": ["grpo"], "steps": 5})
+    ({'algorithms': ['grpo']}, {'steps': 5})
+    """
+    own = {key: value for key, value in record.items() if key in SPEC_KEYS}
+    return own, {key: value for key, value in record.items() if key not in SPEC_KEYS}
+
+
+def parse_sweeps(words: Sequence[str]) -> dict[str, list[str]]:
+    """`alpha=0.25,0.5` to a field and its values.
+
+    >>> parse_sweeps(["alpha=0.25,0.5"])
+    {'alpha': ['0.25', '0.5']}
+    """
+    sweeps = {}
+    for word in words:
+        key, _, values = word.partition("=")
+        if not key or not values:
+            raise UserError(f"--sweep takes field=value,value, got {word!r}")
+        sweeps[key] = values.split(",")
+    return sweeps
+
+
+def plan(
+    algorithms: Sequence[str],
+    seeds: int | Sequence[int],
+    sweep: Mapping[str, Sequence[Any]],
+    shared: Mapping[str, Any],
+    out: Path,
+) -> list[Job]:
+    """The runs, algorithm by algorithm within a seed; two that are the same run are one.
+
+    A sweep over alpha leaves GRPO as it is, and AH-GRPO at alpha 0 is GRPO: each is run once.
+    """
+    coerce("algorithms", list(algorithms), list)
+    numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    if not algorithms or not numbers or len(set(numbers)) < len(numbers):
+        raise UserError("a comparison needs at least one algorithm and one or more unlike seeds")
+    points = [
+        dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())
+    ]
+    jobs: list[Job] = []
+    for seed in numbers:
+        seen: dict[Any, str] = {}
+        for algorithm, point in itertools.product(algorithms, points):
+            settings, _ = make_settings(shared, point, {"algorithm": algorithm, "seed": seed})
+            key = _effective(settings)
+            if key not in seen:
+                seen[key] = settings.label
+                jobs.append(Job(settings, out / folder_name(settings)))
+    return jobs
+
+
+def folder_name(settings: RunSettings) -> str:
+    """A name that is safe as a folder's, whatever the settings hold."""
+    words = re.sub(r"[^A-Za-z0-9.=-]+", "-", settings.label).strip("-.")
+    return f"{words}-seed{settings.seed}"
+
+
+def _effective(settings: RunSettings) -> Any:
+    """What the run depends on: an objective's inactive pieces and its name are left out."""
+    from asymgrpo.objective.config import HorizonConfig
+    from asymgrpo.objective.presets import OVERRIDES, algorithm
+
+    given = {key: value for key, value in settings.trainer.items() if key in OVERRIDES}
+    try:
+        config = algorithm(settings.algorithm, **given)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if not config.horizon.active:
+        config = replace(config, horizon=HorizonConfig())
+    rest = {key: value for key, value in settings.trainer.items() if key not in OVERRIDES}
+    return config, repr(sorted(rest.items()))

@@ -1,0 +1,237 @@
+"""What to run: settings from defaults, a recipe and flags, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from asymgrpo.errors import UserError
+
+ENGINES = ("native", "transformers", "vllm")
+SCORERS = ("packed", "padded")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """One training run, in full. `trainer` holds fields of `AsymGRPOConfig` by name."""
+
+    algorithm: str = "grpo"
+    model: str = "tiny"
+    task: str = "arithmetic"
+    task_path: str | None = None
+    prompt: str | None = None
+    """A template with {question}, in place of the task's own."""
+    reward: tuple[str, ...] = ()
+    """`module:function` as TRL takes them, or `task` for the task's grader, the default."""
+    steps: int = 100
+    """Optimiser steps."""
+    seed: int = 0
+    lora: int = 0
+    """Rank of the adapter; 0 trains all weights."""
+    engine: str = "native"
+    scorer: str = "packed"
+    eval_every: int = 0
+    """Held-out evaluation every so many steps, and before and after; 0 for none."""
+    eval_problems: int = 200
+    eval_samples: int = 8
+    sample_every: int = 1
+    """Save traces of every so many rollout batches; 0 for none."""
+    sample_groups: int = 2
+    """Prompts whose rollouts are saved, of a batch."""
+    trust_remote_code: bool = False
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        least = {
+            "steps": 1, "lora": 0, "eval_every": 0, "eval_problems": 1, "eval_samples": 1,
+            "sample_every": 0, "sample_groups": 1,
+        }  # fmt: skip
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise UserError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
+        for name, choices in (("engine", ENGINES), ("scorer", SCORERS)):
+            if getattr(self, name) not in choices:
+                raise UserError(
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return dataclasses.asdict(self) | {"reward": list(self.reward)}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> RunSettings:
+        return cls(**{**record, "reward": tuple(record.get("reward", ()))})
+
+    @property
+    def label(self) -> str:
+        """The algorithm and what overrides it, as comparisons name it."""
+        from asymgrpo.objective.presets import OVERRIDES
+
+        swept = [f"{key}={self.trainer[key]}" for key in OVERRIDES if key in self.trainer]
+        return " ".join([self.algorithm, *swept])
+
+    @property
+    def default_name(self) -> str:
+        words = [self.label, Path(self.model).name, self.task, f"seed{self.seed}"]
+        return "-".join(re.sub(r"[^A-Za-z0-9.=]+", "-", word).strip("-.") for word in words)
+
+
+TINY_DEFAULTS: dict[str, Any] = {
+    "per_device_train_batch_size": 128,
+    "steps_per_generation": 4,
+    "num_generations": 8,
+    "max_completion_length": 64,
+    "learning_rate": 3e-4,
+    "lr_scheduler_type": "constant",
+}
+"""Trainer settings under which the built-in model learns; used unless others are given."""
+
+ALIASES = {"max_steps": "steps", "output_dir": "out"}
+"""TRL's names for what has a name of its own here."""
+
+RECIPE_NOTES = ("description", "expect", "paper")
+"""Keys of a recipe that are for its reader."""
+
+
+def load_recipe(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML file, its notes left out.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "recipe.yaml"
+    >>> _ = file.write_text("algorithm: grpo\\nexpect: better\\nlearning_rate: 1e-6\\n")
+    >>> load_recipe(file)
+    {'algorithm': 'grpo', 'learning_rate': '1e-6'}
+    """
+    file = Path(path)
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no recipe at {file}; pass the path of a YAML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read ({error})") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise UserError(f"{file} must be a mapping of names to values")
+    return {key: value for key, value in content.items() if key not in RECIPE_NOTES}
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """`key=value` words, each value read as YAML.
+
+    >>> parse_assignments(["alpha=0.25", "bf16=true"])
+    {'alpha': 0.25, 'bf16': True}
+    """
+    parsed: dict[str, Any] = {}
+    for word in assignments:
+        key, separator, value = word.partition("=")
+        if not separator or not key:
+            raise UserError(f"--set takes key=value, got {word!r}")
+        try:
+            parsed[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"--set {key}: {value!r} is not a value") from None
+    return parsed
+
+
+def trainer_fields() -> dict[str, Any]:
+    """Name to type of every field of `AsymGRPOConfig`."""
+    from asymgrpo.training.trl import AsymGRPOConfig
+
+    hints = typing.get_type_hints(AsymGRPOConfig)
+    return {entry.name: hints[entry.name] for entry in dataclasses.fields(AsymGRPOConfig)}
+
+
+def make_settings(*layers: Mapping[str, Any]) -> tuple[RunSettings, str | None]:
+    """Settings from layers, later ones first in force, and the output folder if one was named.
+
+    Keys are fields of `RunSettings` or of `AsymGRPOConfig`; None in a layer says nothing.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if value is not None:
+                merged[ALIASES.get(key, key)] = value
+    out = merged.pop("out", None)
+    own_types = typing.get_type_hints(RunSettings)
+    own, trainer = {}, {}
+    theirs: dict[str, Any] | None = None
+    for key, value in merged.items():
+        if key in own_types and key != "trainer":
+            own[key] = coerce(key, value, own_types[key])
+            continue
+        theirs = trainer_fields() if theirs is None else theirs
+        if key not in theirs:
+            raise UserError(unknown_key(key, [*own_types, *theirs]))
+        trainer[key] = coerce(key, value, theirs[key])
+    if own.get("model", "tiny") == "tiny":
+        trainer = TINY_DEFAULTS | trainer
+    return RunSettings(**own, trainer=trainer), out
+
+
+def unknown_key(key: str, valid: Iterable[str]) -> str:
+    near = difflib.get_close_matches(key, sorted(set(valid)), n=3, cutoff=0.6)
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    return f"unknown setting {key!r}{hint}"
+
+
+def coerce(key: str, value: Any, kind: Any) -> Any:
+    """`value` as a field of type `kind` takes it; YAML reads 1e-6 as text, which a number is.
+
+    >>> coerce("learning_rate", "1e-6", float)
+    1e-06
+    >>> coerce("steps", "many", int)
+    Traceback (most recent call last):
+    ...
+    asymgrpo.errors.UserError: steps must be a whole number, got 'many'
+    """
+    options = typing.get_args(kind) if _is_union(kind) else (kind,)
+    plain = [typing.get_origin(option) or option for option in options]
+    if value is None and types.NoneType in plain:
+        return None
+    if any(option in (Any, object) for option in plain):
+        return value
+    for option in (bool, int, float, str, list, tuple, dict):
+        if option not in plain:
+            continue
+        fitted = _fit(value, option)
+        if fitted is not None:
+            return fitted
+    basic = {bool, int, float, str, list, tuple, dict, types.NoneType}
+    if not set(plain) <= basic:  # an enum or a class of transformers', which checks for itself
+        return value
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text",
+             list: "a list", tuple: "a list", dict: "a mapping"}  # fmt: skip
+    wanted = " or ".join(words[option] for option in words if option in plain)
+    raise UserError(f"{key} must be {wanted}, got {value!r}")
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)
+
+
+def _fit(value: Any, option: type) -> Any:
+    """`value` as an `option`, or None if it is not one."""
+    if option is bool:
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool):
+        return None
+    if option is tuple:
+        words = [value] if isinstance(value, str) else value
+        return tuple(words) if isinstance(words, list | tuple) else None
+    if option is float:
+        try:
+            return float(value) if isinstance(value, int | float | str) else None
+        except ValueError:
+            return None
+    return value if isinstance(value, option) else None
