@@ -1,0 +1,341 @@
+"""The command line: parses and dispatches. Imported by nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from asymgrpo.errors import UserError
+
+app = typer.Typer(
+    help="GRPO-family reinforcement learning that treats a rollout by the sign of its advantage.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+console = Console()
+
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value: any field of the trainer's.")
+]
+Config = Annotated[Path | None, typer.Option("--config", help="A recipe or a spec in YAML.")]
+Algorithm = Annotated[str | None, typer.Option(help="A name that `asymgrpo algorithms` lists.")]
+Model = Annotated[
+    str | None, typer.Option(help="tiny, a hub id, a folder, an adapter, a .gguf file.")
+]
+TaskName = Annotated[str | None, typer.Option("--task", help="A task's name.")]
+TaskPath = Annotated[
+    str | None, typer.Option(help="The task's data: a JSONL file, or a folder of them.")
+]
+Reward = Annotated[
+    list[str] | None, typer.Option(help="module:function, as TRL's; or task for its grader.")
+]
+Steps = Annotated[int | None, typer.Option(help="Optimiser steps.")]
+Lora = Annotated[int | None, typer.Option(help="Rank of a LoRA adapter; 0 trains all weights.")]
+EngineName = Annotated[str | None, typer.Option("--engine", help="native, transformers or vllm.")]
+Scorer = Annotated[str | None, typer.Option(help="packed or padded.")]
+EvalEvery = Annotated[int | None, typer.Option(help="Held-out evaluation every so many steps.")]
+ReportTo = Annotated[
+    str | None, typer.Option(help="tensorboard, wandb, trackio or none, through transformers.")
+]
+
+
+@app.command()
+def train(
+    algorithm: Algorithm = None,
+    model: Model = None,
+    task: TaskName = None,
+    task_path: TaskPath = None,
+    reward: Reward = None,
+    steps: Steps = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    lora: Lora = None,
+    engine: EngineName = None,
+    scorer: Scorer = None,
+    eval_every: EvalEvery = None,
+    report_to: ReportTo = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; runs/NAME unless said.")
+    ] = None,
+    config: Config = None,
+    assignments: Sets = None,
+) -> None:
+    """One run."""
+    from asymgrpo.experiment.settings import make_settings, parse_assignments
+
+    flags = {
+        "algorithm": algorithm, "model": model, "task": task, "task_path": task_path,
+        "reward": reward or None, "steps": steps, "seed": seed, "lora": lora, "engine": engine,
+        "scorer": scorer, "eval_every": eval_every, "report_to": report_to,
+        "out": str(out) if out else None,
+    }  # fmt: skip
+    _check_algorithm(algorithm)
+    recipe = _recipe(config)
+    settings, folder = make_settings(recipe, flags, parse_assignments(assignments or []))
+    _check_algorithm(settings.algorithm)
+    path = Path(folder) if folder else Path("runs") / settings.default_name
+    from asymgrpo.experiment.run import train_run
+
+    store = train_run(settings, path, console)
+    seconds = store.run().get("seconds", 0.0)
+    console.print(f"wrote {path} ({settings.steps} steps, {seconds:.0f} s)")
+    for record in store.evaluations()[-1:]:
+        estimate = record["metrics"]["pass@1"]
+        console.print(
+            f"held-out pass@1 {estimate['value']:.3f} "
+            f"[{estimate['low']:.3f}, {estimate['high']:.3f}]",
+            highlight=False,
+        )
+    console.print(f"next: asymgrpo report {path}   or   asymgrpo inspect {path}")
+
+
+@app.command()
+def compare(
+    algorithms: Annotated[str | None, typer.Option(help="Names, by commas.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0.")] = None,
+    sweep: Annotated[
+        list[str] | None, typer.Option(help="field=value,value: also over a field.")
+    ] = None,
+    model: Model = None,
+    task: TaskName = None,
+    task_path: TaskPath = None,
+    reward: Reward = None,
+    steps: Steps = None,
+    lora: Lora = None,
+    engine: EngineName = None,
+    scorer: Scorer = None,
+    eval_every: EvalEvery = None,
+    at_once: Annotated[
+        int | None, typer.Option(help="Runs at a time; one a GPU or core unless said.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs.")] = None,
+    config: Config = None,
+    assignments: Sets = None,
+) -> None:
+    """Algorithms x seeds (x any swept field), paired; runs what is missing, ends in a table."""
+    from asymgrpo.experiment.plan import parse_sweeps, plan, split_spec
+    from asymgrpo.experiment.settings import parse_assignments
+
+    own, shared = split_spec(_recipe(config))
+    flags = {
+        "model": model, "task": task, "task_path": task_path, "reward": reward or None,
+        "steps": steps, "lora": lora, "engine": engine, "scorer": scorer, "eval_every": eval_every,
+    }  # fmt: skip
+    shared |= {key: value for key, value in flags.items() if value is not None}
+    shared |= parse_assignments(assignments or [])
+    names = algorithms.split(",") if algorithms else own.get("algorithms", ["grpo", "sa-ah-grpo"])
+    for name in names:
+        _check_algorithm(name)
+    folder = Path(out or shared.pop("out", None) or "runs/compare")
+    shared.pop("out", None)
+    shared = {"eval_every": 10, "report_to": "none"} | shared
+    jobs = plan(
+        names,
+        seeds if seeds is not None else own.get("seeds", 3),
+        parse_sweeps(sweep) if sweep else own.get("sweep", {}),
+        shared,
+        folder,
+    )
+    from asymgrpo.experiment.launch import launch
+
+    console.print(f"{len(jobs)} runs of {jobs[0].settings.steps} steps into {folder}")
+    launch(jobs, folder, console, at_once)
+    _conclude([job.folder for job in jobs], folder)
+
+
+def _conclude(folders: list[Path], out: Path) -> None:
+    """The table, the verdict and the page of finished runs."""
+    from asymgrpo.experiment.compare import compare_runs, load_runs
+    from asymgrpo.experiment.comparison import table_rows
+    from asymgrpo.experiment.store import write_atomically
+    from asymgrpo.report import build_report
+
+    comparison = compare_runs(load_runs(folders))
+    _print_rows(table_rows(comparison))
+    console.print(comparison.headline, highlight=False)
+    summary = out / "comparison.json"
+    write_atomically(summary, (json.dumps(comparison.to_dict(), indent=2) + "\n").encode())
+    page = build_report(folders, out / "report.html")
+    console.print(f"wrote {summary} and {page}")
+    console.print(
+        f"next: open {page}   or, on a GPU: asymgrpo compare --model Qwen/Qwen2.5-1.5B-Instruct "
+        "--task gsm8k --lora 16"
+    )
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A model, an adapter, or a run's folder.")],
+    task: TaskName = None,
+    task_path: TaskPath = None,
+    split: Annotated[str, typer.Option(help="train or test.")] = "test",
+    problems: Annotated[
+        int | None, typer.Option(help="The first so many; all unless said.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Completions a problem.")] = 64,
+    k: Annotated[str, typer.Option(help="Values of k, by commas.")] = "1,2,4,8",
+    temperature: Annotated[float, typer.Option()] = 1.0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option()] = 512,
+    seed: Annotated[int, typer.Option()] = 0,
+    engine: Annotated[str, typer.Option(help="native or transformers.")] = "native",
+    trust_remote_code: Annotated[bool, typer.Option()] = False,
+    out: Annotated[Path | None, typer.Option(help="The JSON file to write.")] = None,
+) -> None:
+    """pass@k, avg@k and maj@k of a model or a run, with intervals; resumes where it stopped."""
+    from asymgrpo.experiment.evaluations import Request, evaluate_model
+
+    request = Request(
+        model=model, task=task, task_path=task_path, split=split, problems=problems,
+        samples=samples, ks=_whole_numbers("--k", k), temperature=temperature, top_p=top_p,
+        max_new_tokens=max_new_tokens, seed=seed, engine=engine,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    path, record = evaluate_model(request, out, console)
+    rows = [
+        {"metric": name, "value": f"{v['value']:.4f}", "95 % interval": _interval(v)}
+        for name, v in record["metrics"].items()
+    ]
+    _print_rows(rows)
+    if record["grader_failures"]:
+        console.print(f"the grader failed on {record['grader_failures']} answers")
+    console.print(f"wrote {path}")
+
+
+def _interval(estimate: dict[str, Any]) -> str:
+    return f"[{estimate['low']:.4f}, {estimate['high']:.4f}]"
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Runs, folders of runs, or TRL's output.")],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option()] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also figures (SVG, PDF) and tables (CSV, LaTeX, JSON).")
+    ] = None,
+) -> None:
+    """One self-contained page from runs."""
+    from asymgrpo.report import build_report
+
+    page = build_report(folders, out, title=title, figures=figures)
+    console.print(f"wrote {page}" + (f" and {figures}" if figures else ""))
+    console.print(f"next: open {page} in a browser")
+
+
+@app.command()
+def inspect(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    step: Annotated[int | None, typer.Option(help="A saved step; the last unless said.")] = None,
+    by: Annotated[
+        str, typer.Option(help="entropy, discount, ratio, weight or quadrant.")
+    ] = "weight",
+    group: Annotated[int | None, typer.Option(help="One prompt's rollouts.")] = None,
+    limit: Annotated[int, typer.Option(help="Rollouts at most.")] = 8,
+) -> None:
+    """Rollouts of a run, token by token."""
+    from asymgrpo.experiment.store import RunStore
+    from asymgrpo.report import inspect_run
+
+    store = RunStore(run)
+    store.run()
+    steps = store.rollout_steps()
+    if not steps:
+        raise UserError(f"{run} has no saved rollouts; train with --set sample_every=1")
+    inspect_run(
+        store, steps[-1] if step is None else step, colour_by=by, group=group, limit=limit,
+        console=console,
+    )  # fmt: skip
+
+
+@app.command()
+def algorithms() -> None:
+    """The presets, their pieces and papers."""
+    from asymgrpo.objective.presets import ALGORITHMS
+
+    rows = []
+    for name, preset in ALGORITHMS.items():
+        config = preset.config
+        rows.append(
+            {
+                "algorithm": name,
+                "advantage": f"{config.advantage.baseline}, {config.advantage.scale}",
+                "horizon": config.horizon.applies_to,
+                "ratio": f"{config.ratio.level}, {config.ratio.clip}",
+                "aggregate": config.aggregate,
+                "what it does": preset.summary,
+                "arXiv": preset.paper,
+            }
+        )
+    _print_rows(rows)
+    console.print("next: asymgrpo train --algorithm NAME --set field=value")
+
+
+def _print_rows(rows: list[dict[str, str]]) -> None:
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    console.print(table, highlight=False)
+
+
+def _recipe(config: Path | None) -> dict[str, Any]:
+    from asymgrpo.experiment.settings import load_recipe
+
+    return load_recipe(config) if config else {}
+
+
+def _check_algorithm(name: str | None) -> None:
+    """Refuse an unknown one before the slow imports."""
+    if name is None:
+        return
+    from asymgrpo.objective.presets import algorithm
+
+    try:
+        algorithm(name)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _whole_numbers(flag: str, text: str) -> list[int]:
+    try:
+        numbers = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        raise UserError(f"{flag} takes whole numbers by commas, got {text!r}") from None
+    if numbers[0] < 1:
+        raise UserError(f"{flag} takes numbers from 1, got {text!r}")
+    return numbers
+
+
+def main() -> None:
+    """Run a command; a user's mistake is one line on standard error and exit code 2."""
+    # Nothing below needs the hub's progress bars, and they tear the display.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        app()
+    except UserError as error:
+        print(f"asymgrpo: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("asymgrpo: interrupted; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()
