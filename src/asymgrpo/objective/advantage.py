@@ -42,7 +42,10 @@ def group_advantages(
     grouped = rewards.view(-1, group_size)  # [P, G]
     scored = ~grouped.isnan()
     count = scored.sum(1, keepdim=True)
-    centred = grouped - grouped.nanmean(1, keepdim=True)
+    # Measured from one of the group's own rewards, equal ones are exactly 0: the rounding of their
+    # mean must not give them a sign.
+    relative = grouped - grouped.nanmedian(1, keepdim=True).values
+    centred = relative - relative.nanmean(1, keepdim=True)
     if baseline == "leave-one-out":  # R - mean of the others = (R - mean) * n / (n - 1)
         centred = centred * count / (count - 1).clamp(min=1)
     if scale == "group":
