@@ -259,35 +259,41 @@ def inspect(
 @app.command()
 def algorithms() -> None:
     """The presets, their pieces and papers."""
-    from asymgrpo.objective.presets import ALGORITHMS
+    from asymgrpo.objective.presets import ALGORITHMS, differences
 
-    rows = []
-    for name, preset in ALGORITHMS.items():
-        config = preset.config
-        rows.append(
-            {
-                "algorithm": name,
-                "advantage": f"{config.advantage.baseline}, {config.advantage.scale}",
-                "horizon": config.horizon.applies_to,
-                "ratio": f"{config.ratio.level}, {config.ratio.clip}",
-                "aggregate": config.aggregate,
-                "what it does": preset.summary,
-                "arXiv": preset.paper,
-            }
-        )
+    rows = [
+        {
+            "algorithm": name,
+            "what it does": preset.summary,
+            "pieces unlike GRPO's": differences(preset.config),
+            "arXiv": preset.paper,
+        }
+        for name, preset in ALGORITHMS.items()
+    ]
     _print_rows(rows)
-    console.print("next: asymgrpo train --algorithm NAME --set field=value")
+    console.print("next: asymgrpo train --algorithm NAME --set field=value", highlight=False)
 
 
 def _print_rows(rows: list[dict[str, str]]) -> None:
+    """A table; columns that do not fit beside each other follow below, the first one repeated."""
     if not rows:
         return
-    table = Table(box=None, pad_edge=False)
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*row.values())
-    console.print(table, highlight=False)
+    first, *others = rows[0]
+    widest = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    blocks: list[list[str]] = [[]]
+    for name in others:
+        used = widest[first] + sum(widest[other] + 2 for other in blocks[-1])
+        if blocks[-1] and used + widest[name] + 2 > console.width:
+            blocks.append([])
+        blocks[-1].append(name)
+    for block in blocks:
+        table = Table(box=None, pad_edge=False)
+        table.add_column(first, no_wrap=True)
+        for name in block:
+            table.add_column(name, overflow="fold")
+        for row in rows:
+            table.add_row(row[first], *(row[name] for name in block))
+        console.print(table, highlight=False)
 
 
 def _recipe(config: Path | None) -> dict[str, Any]:

@@ -145,3 +145,20 @@ def _unknown(kind: str, name: str, valid: Any) -> str:
     near = difflib.get_close_matches(name, list(valid), n=2)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"unknown {kind} {name!r}; {hint}Valid: {', '.join(valid)}"
+
+
+def differences(config: ObjectiveConfig) -> str:
+    """The leaves in which `config` is unlike GRPO, as overrides would say them.
+
+    >>> differences(ALGORITHMS["dapo"].config)
+    'eps_high=0.28 aggregate=token-mean'
+    """
+    grpo = ObjectiveConfig()
+    words = []
+    for leaf, group in OVERRIDES.items():
+        ours, theirs = (
+            getattr(c if group is None else getattr(c, group), leaf) for c in (config, grpo)
+        )
+        if ours != theirs:
+            words.append(f"{leaf}={ours}")
+    return " ".join(words)
