@@ -1,4 +1,4 @@
-"""What goes into a sampling engine and what comes out; no torch, so that every room can hold one."""
+"""What goes into a sampling engine and what comes out; no torch, so every room can hold one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Rollout:
     token_ids: tuple[int, ...]
     """The completion, the stop token included when one was drawn."""
     logps: tuple[float, ...] | None
-    """Log-probability of each token under the distribution it was drawn from, or None if unknown."""
+    """Log-prob of each token under the distribution it was drawn from, or None if unknown."""
     entropies: tuple[float, ...] | None
     """Entropy in nats of the temperature-scaled distribution at each token, or None if unknown."""
     finished: bool

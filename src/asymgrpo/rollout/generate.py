@@ -1,0 +1,162 @@
+"""Rollouts by transformers' own `generate`: slower, and runs whatever transformers runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from ..kernels.sampling import Filters, draw, noise_keys
+from . import inspection
+from .native import filters_of
+from .prompts import Group, Row, grouped, waves
+from .records import Rollout, Sampling
+
+MOST_ROWS = 512
+
+
+class TransformersEngine:
+    """`model.generate` behind the engine's protocol, with seeds by rollout.
+
+    >>> from transformers import Qwen2Config, Qwen2ForCausalLM
+    >>> config = Qwen2Config(vocab_size=11, hidden_size=8, intermediate_size=8,
+    ...     num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, eos_token_id=0)
+    >>> engine = TransformersEngine(Qwen2ForCausalLM(config), tokenizer=None)
+    >>> rollout, = engine.generate([[3, 4]], Sampling(max_new_tokens=5), seeds=[0])
+    >>> 1 <= len(rollout.token_ids) <= 5
+    True
+    """
+
+    name = "transformers"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        *,
+        stop_token_ids: Sequence[int] | None = None,
+        most_rows: int = MOST_ROWS,
+    ) -> None:
+        """`stop_token_ids` replaces the end tokens of the tokenizer and the generation config."""
+        self.model = model
+        self.most_rows = most_rows
+        self._stops = (
+            inspection.stop_tokens(model, tokenizer)
+            if stop_token_ids is None
+            else tuple(stop_token_ids)
+        )
+        self._first = inspection.first_token(model, tokenizer)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        on_progress: Callable[[int, int], None] | None = None,
+        *,
+        limits: Sequence[int] | None = None,
+    ) -> list[Rollout]:
+        """One rollout per prompt, in order; `limits` gives each its own `max_new_tokens`."""
+        context = inspection.context_length(self.model)
+        groups = grouped(prompts, sampling, seeds, limits, context, self._first)
+        found: dict[int, Rollout] = {}
+        with inspection.decoding(self.model, None):
+            for wave in waves(groups, self.most_rows):
+                found.update(self._wave(wave, filters_of(sampling)))
+                if on_progress is not None:
+                    on_progress(len(found), len(prompts))
+        return [found[index] for index in range(len(prompts))]
+
+    def _wave(self, wave: Sequence[Group], filters: Filters) -> dict[int, Rollout]:
+        rows = [(group.prompt, row) for group in wave for row in group.rows]
+        device = next(self.model.parameters()).device
+        longest = max(len(prompt) for prompt, _ in rows)
+        ids = torch.zeros(len(rows), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for place, (prompt, _) in enumerate(rows):
+            ids[place, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[place, longest - len(prompt) :] = 1
+        drawing = _Drawing(rows, filters, longest, device)
+        generate: Any = self.model.generate
+        configured: Any = GenerationConfig
+        output = generate(
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            # The processor has drawn the token already, so the most likely one is taken.
+            generation_config=configured(
+                do_sample=False,
+                max_new_tokens=max(row.limit for _, row in rows),
+                eos_token_id=list(self._stops) or None,
+                pad_token_id=0,
+            ),
+            logits_processor=LogitsProcessorList([drawing]),
+            stopping_criteria=StoppingCriteriaList([_OwnLimits(rows, longest, device)]),
+        )
+        return self._rollouts(rows, output[:, longest:].tolist(), drawing)
+
+    def _rollouts(
+        self, rows: list[tuple[tuple[int, ...], Row]], drawn: list[list[int]], drawing: _Drawing
+    ) -> dict[int, Rollout]:
+        logps = torch.stack(drawing.logps, dim=1).tolist()
+        entropies = torch.stack(drawing.entropies, dim=1).tolist()
+        result = {}
+        for place, (prompt, row) in enumerate(rows):
+            tokens = drawn[place][: row.limit]
+            ends = [index for index, token in enumerate(tokens) if token in self._stops]
+            end = ends[0] + 1 if ends else len(tokens)
+            result[row.index] = Rollout(
+                prompt_ids=prompt,
+                token_ids=tuple(tokens[:end]),
+                logps=tuple(logps[place][:end]),
+                entropies=tuple(entropies[place][:end]),
+                finished=bool(ends),
+            )
+        return result
+
+
+class _Drawing(LogitsProcessor):
+    """Draws each row's token from its own seed and leaves nothing else to choose."""
+
+    def __init__(
+        self, rows: list[tuple[tuple[int, ...], Row]], filters: Filters, start: int, device: Any
+    ) -> None:
+        self.prompts = [prompt for prompt, _ in rows]
+        self.seeds = torch.tensor([row.seed for _, row in rows], device=device)
+        self.filters, self.start = filters, start
+        self.logps: list[Tensor] = []
+        self.entropies: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        step = torch.full_like(self.seeds, input_ids.shape[1] - self.start)
+        keys = noise_keys(self.seeds, step)
+        seen = self._seen(input_ids, scores) if self.filters.repetition_penalty != 1 else None
+        tokens, logps, entropies = draw(scores, keys, self.filters, seen)
+        self.logps.append(logps)
+        self.entropies.append(entropies)
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
+
+    def _seen(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """The tokens of each row so far, its padding left out."""
+        seen = torch.zeros_like(scores, dtype=torch.bool)
+        for place, prompt in enumerate(self.prompts):
+            seen[place, torch.tensor(prompt, device=seen.device)] = True
+        return seen.scatter(1, input_ids[:, self.start :], True)
+
+
+class _OwnLimits(StoppingCriteria):
+    """Ends each row at its own limit."""
+
+    def __init__(self, rows: list[tuple[tuple[int, ...], Row]], start: int, device: Any) -> None:
+        self.lengths = torch.tensor([start + row.limit for _, row in rows], device=device)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        return self.lengths <= input_ids.shape[1]

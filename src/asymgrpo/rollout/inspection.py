@@ -1,0 +1,116 @@
+"""What the engine needs to know of a model, and the state that it puts it in for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def text_config(model: nn.Module) -> Any:
+    """The configuration of the language model itself, below adapters and composite models."""
+    config: Any = model.config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def context_length(model: nn.Module) -> int | None:
+    """Positions that the model was made for, or None where it states none."""
+    length = getattr(text_config(model), "max_position_embeddings", None)
+    return int(length) if length else None
+
+
+def stop_tokens(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
+    """The end tokens of the tokenizer and of the model's generation config, in order."""
+    sources = (tokenizer, getattr(model, "generation_config", None))
+    found: dict[int, None] = {}
+    for source in sources:
+        value = getattr(source, "eos_token_id", None)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        found.update({int(token): None for token in values if token is not None})
+    return tuple(found)
+
+
+def first_token(model: nn.Module, tokenizer: Any) -> int | None:
+    """The token that an empty prompt starts from."""
+    for source in (tokenizer, text_config(model)):
+        token = getattr(source, "bos_token_id", None)
+        if isinstance(token, int):
+            return token
+    return None
+
+
+def unsupported(model: nn.Module) -> str | None:
+    """Why the native engine cannot run this model, as far as its configuration tells."""
+    config = text_config(model)
+    kind = getattr(config, "model_type", type(model).__name__)
+    if getattr(config, "is_encoder_decoder", False):
+        return f"{kind} is an encoder-decoder"
+    adapter: Any = getattr(model, "active_peft_config", None)
+    if getattr(adapter, "is_prompt_learning", False):
+        return f"the adapter ({adapter.peft_type}) adds virtual tokens to the prompt"
+    wrapped: Any = model
+    base = wrapped.get_base_model() if hasattr(model, "get_base_model") else model
+    if not getattr(base, "_supports_attention_backend", False):
+        return f"{kind} does not use transformers' attention interface"
+    kinds = set(getattr(config, "layer_types", None) or []) - KNOWN_LAYERS
+    if kinds:
+        return f"{kind} has layers of another kind: {', '.join(sorted(kinds))}"
+    if getattr(config, "use_bidirectional_attention", False):
+        return f"{kind} attends in both directions"
+    if getattr(config, "num_kv_shared_layers", 0):
+        return f"{kind} shares keys and values between layers"
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1:
+        return f"the parameters lie on {len(devices)} devices"
+    if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
+        return "the parameters are sharded"
+    return None
+
+
+@contextmanager
+def decoding(model: nn.Module, attention: str | None) -> Iterator[None]:
+    """The model without dropout, checkpointing and gradients, on that attention (None: its own).
+
+    Whatever ends the block, the model is then as it was, module by module: an adapter's dropout
+    may be off while the model trains.
+    """
+    training = [module for module in model.modules() if module.training]
+    configs: dict[int, Any] = {
+        id(module.config): module.config
+        for module in model.modules()
+        if hasattr(getattr(module, "config", None), "_attn_implementation_internal")
+    }
+    before = {key: config._attn_implementation_internal for key, config in configs.items()}
+    hooks = _gradient_hooks(model)
+    try:
+        for module in training:
+            module.training = False
+        if attention is not None:
+            for config in configs.values():
+                config._attn_implementation_internal = attention
+        for owner, key, _ in hooks:
+            del owner[key]
+        with torch.no_grad():
+            yield
+    finally:
+        for owner, key, hook in hooks:
+            owner[key] = hook
+        for key, config in configs.items():
+            config._attn_implementation_internal = before[key]
+        for module in training:
+            module.training = True
+
+
+def _gradient_hooks(model: nn.Module) -> list[tuple[dict[int, Any], int, Any]]:
+    """The hooks that make embeddings require gradients, which checkpointing asks for."""
+    return [
+        (module._forward_hooks, key, hook)
+        for module in model.modules()
+        for key, hook in module._forward_hooks.items()
+        if "require_grads" in getattr(hook, "__name__", "")
+    ]

@@ -1,0 +1,155 @@
+"""Rollouts in process, on the very parameters that are being trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.sampling import Filters
+from . import inspection
+from .attention import ATTENTION, PassingCache, attending_to
+from .plain import Sampled, decode_plain, prompt_cache
+from .prompts import Group, Row, grouped, waves
+from .records import Rollout, Sampling
+
+MOST_ROWS = 512
+"""Rollouts decoded together."""
+
+
+class NativeEngine:
+    """Samples with the model's live parameters: no second copy, nothing to synchronise.
+
+    >>> from transformers import Qwen2Config, Qwen2ForCausalLM
+    >>> config = Qwen2Config(vocab_size=11, hidden_size=8, intermediate_size=8,
+    ...     num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, eos_token_id=0)
+    >>> engine = NativeEngine(Qwen2ForCausalLM(config), tokenizer=None)
+    >>> rollouts = engine.generate([[3, 4], [3, 4]], Sampling(max_new_tokens=5), seeds=[0, 1])
+    >>> all(1 <= len(rollout.token_ids) <= 5 for rollout in rollouts)
+    True
+    """
+
+    name = "native"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        *,
+        stop_token_ids: Sequence[int] | None = None,
+        most_rows: int = MOST_ROWS,
+    ) -> None:
+        """`stop_token_ids` replaces the end tokens of the tokenizer and the generation config."""
+        reason = inspection.unsupported(model)
+        if reason is not None:
+            raise NotImplementedError(reason)
+        self.model = model
+        self.most_rows = most_rows
+        self._stops = (
+            inspection.stop_tokens(model, tokenizer)
+            if stop_token_ids is None
+            else tuple(stop_token_ids)
+        )
+        self._first = inspection.first_token(model, tokenizer)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        on_progress: Callable[[int, int], None] | None = None,
+        *,
+        limits: Sequence[int] | None = None,
+    ) -> list[Rollout]:
+        """One rollout per prompt, in order; `limits` gives each its own `max_new_tokens`."""
+        context = inspection.context_length(self.model)
+        groups = grouped(prompts, sampling, seeds, limits, context, self._first)
+        rollouts: list[Rollout | None] = [None] * len(prompts)
+        done = 0
+
+        def on_done(count: int) -> None:
+            nonlocal done
+            done += count
+            if on_progress is not None:
+                on_progress(done, len(prompts))
+
+        with inspection.decoding(self.model, ATTENTION):
+            for wave in waves(groups, self.most_rows):
+                sampled = self._decode(wave, filters_of(sampling), on_done)
+                _collect(wave, sampled, rollouts)
+        return [rollout for rollout in rollouts if rollout is not None]
+
+    def logits(self, tokens: Sequence[int], split: int) -> Tensor:
+        """Logits `[len(tokens) - split + 1, V]` after `split` tokens and after each further one.
+
+        The first `split - 1` tokens go through the prompt's pass, the others through decoding.
+        """
+        device = next(self.model.parameters()).device
+        with inspection.decoding(self.model, ATTENTION):
+            group = Group(tuple(tokens[:split]), (Row(0, 0, len(tokens)),))
+            cache = prompt_cache([group], self._forward, device)
+            cache.arrange(torch.zeros(1, dtype=torch.long, device=device), 1, None)
+            found = []
+            for step, token in enumerate(tokens[split - 1 :]):
+                cache.step = step
+                place = torch.tensor([[token], [split - 1 + step]], device=device)
+                with attending_to(cache):
+                    found.append(self._forward(place[:1], place[1:], cache))
+        return torch.cat(found).float()
+
+    def _decode(
+        self, wave: Sequence[Group], filters: Filters, on_done: Callable[[int], None]
+    ) -> Sampled:
+        device = next(self.model.parameters()).device
+        stops = torch.tensor(self._stops, dtype=torch.long, device=device)
+        vocab = int(inspection.text_config(self.model).vocab_size)
+        return decode_plain(wave, self._forward, filters, stops, vocab, on_done)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, cache: PassingCache) -> Tensor:
+        output = self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+
+def filters_of(sampling: Sampling) -> Filters:
+    """What the kernels need to know of a request.
+
+    >>> filters_of(Sampling(top_k=3)).top_k
+    3
+    """
+    return Filters(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        greedy=sampling.greedy,
+    )
+
+
+def _collect(wave: Sequence[Group], sampled: Sampled, rollouts: list[Rollout | None]) -> None:
+    """The wave's tensors as records, each at its place in the request."""
+    tokens, logps, entropies = (
+        values.tolist() for values in (sampled.tokens, sampled.logps, sampled.entropies)
+    )
+    lengths, finished = sampled.lengths.tolist(), sampled.finished.tolist()
+    place = 0
+    for group in wave:
+        for row in group.rows:
+            end = lengths[place]
+            rollouts[row.index] = Rollout(
+                prompt_ids=group.prompt,
+                token_ids=tuple(tokens[place][:end]),
+                logps=tuple(logps[place][:end]),
+                entropies=tuple(entropies[place][:end]),
+                finished=finished[place],
+            )
+            place += 1
