@@ -264,9 +264,9 @@ def algorithms() -> None:
     rows = [
         {
             "algorithm": name,
+            "arXiv": preset.paper,
             "what it does": preset.summary,
             "pieces unlike GRPO's": differences(preset.config),
-            "arXiv": preset.paper,
         }
         for name, preset in ALGORITHMS.items()
     ]

@@ -69,6 +69,7 @@ def build(kind: str, folder: Path, algorithm: str, model: Any = None, **changes:
     if kind == "trl":
         args = GRPOConfig(**settings(folder, **TRL_SETTINGS[algorithm], **changes))
         return GRPOTrainer(args=args, **common)
+    changes = {"engine": "transformers", "scorer": "padded"} | changes  # stock TRL's own paths
     args = AsymGRPOConfig(**settings(folder, algorithm=algorithm, **changes))
     return AsymGRPOTrainer(args=args, **common)
 

@@ -22,7 +22,13 @@ from asymgrpo.objective.config import ObjectiveConfig
 from asymgrpo.objective.entropy import top_entropy_threshold
 from asymgrpo.objective.objective import LossOutput, Objective
 from asymgrpo.objective.presets import OVERRIDES, algorithm
+from asymgrpo.rollout.choice import ENGINES, choose_engine
+from asymgrpo.rollout.records import Engine, Sampling
+from asymgrpo.training.scorer import PackedScorer
+from asymgrpo.training.seeds import rollout_seeds
 from asymgrpo.training.traces import trace_rows
+
+SCORERS = ("packed", "padded")
 
 TRL_OWN = {"beta": "beta", "delta": "delta", "bias_correction": "use_bias_correction_kl"}
 """Override keys that TRL has a field of its own for, which keeps its meaning."""
@@ -41,6 +47,12 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
     """
 
     algorithm: str = field(default="grpo", metadata={"help": "A name in asymgrpo.ALGORITHMS."})
+    engine: str = field(
+        default="native", metadata={"help": "What samples: native, transformers or vllm."}
+    )
+    scorer: str = field(
+        default="packed", metadata={"help": "How log-probabilities are computed: packed or padded."}
+    )
     baseline: str | None = None
     scale: str | None = None
     alpha: float | None = None
@@ -76,6 +88,18 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
     def __post_init__(self) -> None:
         objective = self.objective()
         self._settle(objective)
+        for name, choices in (("engine", ENGINES), ("scorer", SCORERS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
+                )
+        # TRL's own switches for how to sample are as good a way to choose.
+        wants_vllm: bool = self.use_vllm
+        if wants_vllm:
+            self.engine = "vllm"
+        elif self.use_transformers_continuous_batching or self.use_transformers_paged:
+            self.engine = "transformers"
+        self.use_vllm: bool = self.engine == "vllm"
         super().__post_init__()
         if self.multi_objective_aggregation == "normalize_then_sum" and (
             objective.advantage != type(objective.advantage)()
@@ -181,6 +205,12 @@ class AsymGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl ships no types
             raise TypeError(f"args must be an AsymGRPOConfig, got {type(config).__name__}")
         super().__init__(*args, **kwargs)
         self.objective = Objective(config.objective())
+        self._engine: Engine | None = None
+        self._turn = (-1, 0)  # the step that was last sampled for, and its turns so far
+        self._scorer = PackedScorer(
+            temperature=self.temperature, float32_head=config.cast_lm_head_to_fp32, say=self._say
+        )
+        self._unpackable: dict[int, str | None] = {}
         self._vocab_size = self.model.config.get_text_config().vocab_size
         self._rewards = torch.empty(0)
         self._seconds = {"rollout": 0.0, "score": 0.0}
@@ -192,12 +222,110 @@ class AsymGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl ships no types
 
     # Rollouts and advantages
 
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+    def _say(self, line: str) -> None:
+        if self.accelerator.is_main_process:
+            print(line, flush=True)
+
+    def _generate_single_turn(
+        self,
+        prompt_ids: list[list[int]],
+        images: Any,
+        multimodal_fields: dict[str, Any],
+        num_generations: int,
+        has_tool_images: bool = False,
+    ) -> tuple[list[list[int]], Any]:
         started = time.perf_counter()
-        completion_ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+        if images is None and not multimodal_fields and self._native() is not None:
+            completions, logprobs = self._generate_natively(prompt_ids), None
+        else:
+            completions, logprobs = super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, has_tool_images
+            )
         self._seconds["rollout"] += time.perf_counter() - started
-        self._sampled_tokens += sum(map(len, completion_ids))
-        return completion_ids, logprobs
+        self._sampled_tokens += sum(map(len, completions))
+        return completions, logprobs
+
+    def _native(self) -> Engine | None:
+        """The native engine, or None where TRL samples, which is said once, with the reason."""
+        if self.args.engine == "native" and self._engine is None:
+            reason = self._not_native()
+            if reason is None:
+                model = self.accelerator.unwrap_model(self.model)
+                self._engine, reason = choose_engine("native", model, self._tokenizer)
+            if reason is not None:
+                self._say(f"sampling by transformers: {reason}")
+                self._engine, self.args.engine = None, "transformers"
+        return self._engine
+
+    def _not_native(self) -> str | None:
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            return "the weights are sharded"
+        if self.args.generation_kwargs:
+            return "generation_kwargs are transformers' own"
+        return None
+
+    def _generate_natively(self, prompt_ids: list[list[int]]) -> list[list[int]]:
+        assert self._engine is not None
+        sampling = Sampling(
+            max_new_tokens=self.max_completion_length,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k or 0,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=self.repetition_penalty,
+        )
+        step = self.state.global_step
+        self._turn = (step, self._turn[1] + 1 if self._turn[0] == step else 0)
+        first = self.accelerator.process_index * len(prompt_ids)
+        seeds = rollout_seeds(
+            (self.args.seed, *self._turn, int(self.model.training)), first, len(prompt_ids)
+        )
+        rollouts = self._engine.generate(prompt_ids, sampling, seeds)
+        return [list(rollout.token_ids) for rollout in rollouts]
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **multimodal: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        plain = not compute_aux_loss and all(value is None for value in multimodal.values())
+        if plain and self.args.scorer == "packed" and self._packs(model):
+            with self.accelerator.autocast():
+                logps, entropies = self._scorer.score(
+                    model,
+                    input_ids,
+                    attention_mask,
+                    logits_to_keep,
+                    compute_entropy=compute_entropy,
+                )
+            return logps, entropies, None
+        scores: tuple[Tensor, Tensor | None, Tensor | None]
+        scores = super()._get_per_token_logps_and_entropies(
+            model,
+            input_ids,
+            attention_mask,
+            logits_to_keep,
+            batch_size,
+            compute_entropy,
+            compute_aux_loss,
+            **multimodal,
+        )
+        return scores
+
+    def _packs(self, model: Any) -> bool:
+        """Whether rollouts are packed for this model; why not is said once."""
+        if id(model) not in self._unpackable:
+            reason = self._scorer.supports(self.accelerator.unwrap_model(model))
+            self._unpackable[id(model)] = reason
+            if reason is not None:
+                self._say(f"scoring padded rollouts: {reason}")
+        return self._unpackable[id(model)] is None
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         per_function: Tensor = super()._calculate_rewards(*args, **kwargs)
