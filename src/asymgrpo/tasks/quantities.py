@@ -1,0 +1,243 @@
+"""Plain numbers as people write them, read exactly: no float, no evaluation, no backtracking.
+
+A quantity is a number with an optional currency, scale word, percent sign and unit. Whatever is
+not a quantity (`2k`, `3\\sqrt{2}`, `1,-2`) is left to the symbolic grader.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+LONGEST_NUMBER = 400
+"""Characters; a longer one is no answer to any question here, and big integers cost time."""
+
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+
+_UNITS: dict[str, tuple[str, Fraction]] = {}
+for _dimension, _members in {
+    "money": {"$ dollar dollars usd buck bucks": "1", "cent cents": "1/100"},
+    "euro": {"€ euro euros eur": "1"},
+    "pound": {"£ gbp": "1"},
+    "yen": {"¥ yen": "1"},
+    "rupee": {"₹ rupee rupees": "1"},
+    "length": {
+        "mm millimeter millimeters": "1/1000",
+        "cm centimeter centimeters centimetre centimetres": "1/100",
+        "m meter meters metre metres": "1",
+        "km kilometer kilometers kilometre kilometres": "1000",
+        "inch inches": "127/5000",
+        "ft foot feet": "381/1250",
+        "yd yard yards": "1143/1250",
+        "mi mile miles": "201168/125",
+    },
+    "time": {
+        "s sec secs second seconds": "1",
+        "min mins minute minutes": "60",
+        "h hr hrs hour hours": "3600",
+        "day days": "86400",
+        "week weeks": "604800",
+    },
+    "mass": {
+        "mg": "1/1000000",
+        "g gram grams": "1/1000",
+        "kg kilogram kilograms": "1",
+        "oz ounce ounces": "45359237/1600000000",
+        "lb lbs pound pounds": "45359237/100000000",
+    },
+    "volume": {"ml milliliter milliliters": "1/1000", "l liter liters litre litres": "1"},
+    "angle": {"° degree degrees deg": "1"},
+}.items():
+    for _names, _factor in _members.items():
+        _UNITS |= {name: (_dimension, Fraction(_factor)) for name in _names.split()}
+
+# Words that would turn a number into something else, so they are never taken for a unit.
+_NO_UNIT_WORDS = (
+    "or and to through between pi sqrt sin cos tan cot sec csc log ln exp infinity infty oo "
+    "over mod plus minus times not than"
+)
+_NO_UNITS = frozenset(_NO_UNIT_WORDS.split())
+
+_CURRENCY = "$€£¥₹"
+_NUMBER = rf"""
+    (?P<sign>[-+])?\s*(?P<currency>[{_CURRENCY}])?\s*(?P<inner>[-+])?
+    (?:
+        (?:(?P<whole>\d+)\s*[\s-])?\s*(?P<top>\d+)\s*/\s*(?P<bottom>\d+)
+      | (?:(?P<lwhole>\d+)\s*)?\\frac\s*(?:\{{\s*(?P<ltop>-?\d+)\s*\}}|(?P<ltop1>\d))\s*
+        (?:\{{\s*(?P<lbottom>\d+)\s*\}}|(?P<lbottom1>\d))
+      | (?P<grouped>\d{{1,3}}(?:,\d{{3}})+|\d{{1,3}}(?:\ \d{{3}})+|\d+)?(?P<decimals>\.\d*)?
+    )
+"""
+_QUANTITY = re.compile(
+    rf"{_NUMBER}(?P<tail>.*)", re.VERBOSE | re.DOTALL
+)  # the tail is read by `_read_tail`
+_TAIL = re.compile(
+    r"(?P<scale>\s*(?:hundred|thousand|million|billion|trillion)s?\b|[kKMB](?![A-Za-z]))?"
+    r"(?P<percent>\s*(?:\\?%|percent(?:age)?\b))?"
+    rf"\s*(?P<currency>[{_CURRENCY}])?"
+    r"(?P<units>.*)",
+    re.DOTALL,
+)
+_UNIT_WORDS = re.compile(
+    r"(?:(?P<joined>/|\bper\b|\ba\b|\ban\b|\bof\b)?\s*(?:[A-Za-z]{1,30}|°)\.?"
+    r"(?:\s*\^?\s*\{?[23]\}?|[²³])?[\s-]*){1,8}"
+)
+_VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅛": "1/8"}
+_PLAIN = (
+    (re.compile(r"\\(?:left|right|displaystyle|limits|!|,|;|:|>|quad|qquad)(?![A-Za-z])"), ""),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|mathbf|operatorname|textit)\s*\{([^{}]*)\}"),
+     r" \1 "),
+    (re.compile(r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)"), "°"),
+    (re.compile(r"\\(?:degree|textdegree)(?![A-Za-z])"), "°"),
+    (re.compile(r"\\(?:[ ]|space(?![A-Za-z]))|~|[\u00a0\u2009\u202f]"), " "),
+    (re.compile(r"\\([$%#&_€£])"), r"\1"),
+    (re.compile(r",\s+(?=\d{3}(?!\d))(?<=\d,\s)"), ","),
+    (re.compile("[\u2212\u2013\u2012]"), "-"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number, exactly, and how it was written."""
+
+    value: Fraction
+    places: int | None = None
+    """Digits after the decimal point, None for a fraction."""
+    percent: bool = False
+    unit: str | None = None
+    """The unit as one of the known names, None if there was none or an unknown one."""
+    power: int = 1
+    """2 for square units, 3 for cubic ones."""
+
+
+def plain_spelling(text: str) -> str:
+    r"""One spelling for the many that LaTeX and typography have for the same characters.
+
+    >>> plain_spelling(r"$\dfrac{1}{2}\text{ cm}$")
+    '\\frac{1}{2} cm'
+    """
+    text = text.strip()
+    for mark, spelled in _VULGAR.items():
+        if mark in text:
+            text = text.replace(mark, f" {spelled}")
+    for pattern, replacement in _PLAIN:
+        text = pattern.sub(replacement, text)
+    text = text.strip().strip("*`_ ").rstrip(".,;:!").strip("*`_ ")
+    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        wrapped = len(text) > len(opening + closing) and text.endswith(closing)
+        if wrapped and text.startswith(opening):
+            text = text[len(opening) : -len(closing)]
+    return " ".join(text.split())
+
+
+@lru_cache(maxsize=4096)
+def read_quantity(text: str, any_unit: bool = False) -> Quantity | None:
+    r"""The quantity that `text` as a whole is, or None.
+
+    `any_unit` takes any word for a unit (`18 eggs`); otherwise it must be a known one.
+
+    >>> read_quantity("$1,250.50").value
+    Fraction(2501, 2)
+    >>> read_quantity(r"1\frac{4}{5}").value, read_quantity("-3/4").value
+    (Fraction(9, 5), Fraction(-3, 4))
+    >>> read_quantity("2 million people", any_unit=True).value
+    Fraction(2000000, 1)
+    >>> read_quantity("5x") is read_quantity("1,2") is read_quantity("1 or 2", True) is None
+    True
+    """
+    if not 0 < len(text) <= LONGEST_NUMBER:
+        return None
+    match = _QUANTITY.fullmatch(plain_spelling(text))
+    number = match and _value(match)
+    if match is None or number is None:
+        return None
+    value, places = number
+    tail = _TAIL.fullmatch(match["tail"])
+    assert tail is not None  # every part of it is optional
+    scale = (tail["scale"] or "").strip()
+    exponent = {"": 0, "k": 3, "K": 3, "M": 6, "B": 9}.get(scale) if len(scale) < 2 else None
+    if exponent is None:
+        exponent = _SCALES[scale.lower().rstrip("s")]
+    unit = _read_units(tail["units"], any_unit)
+    if unit is None:
+        return None
+    name, power = unit
+    currency = match["currency"] or tail["currency"]
+    return Quantity(value * 10**exponent, places, bool(tail["percent"]), currency or name, power)
+
+
+def _value(match: re.Match[str]) -> tuple[Fraction, int | None] | None:
+    sign = -1 if (match["sign"] == "-") != (match["inner"] == "-") else 1
+    top = match["top"] or match["ltop"] or match["ltop1"]
+    if top is not None:
+        bottom = int(match["bottom"] or match["lbottom"] or match["lbottom1"])
+        whole = int(match["whole"] or match["lwhole"] or 0)
+        return (sign * (whole + Fraction(int(top), bottom)), None) if bottom else None
+    digits = (match["grouped"] or "").replace(",", "").replace(" ", "")
+    decimals = (match["decimals"] or "").removeprefix(".")
+    if not digits and not decimals:
+        return None
+    return sign * Fraction(int(digits + decimals), 10 ** len(decimals)), len(decimals)
+
+
+def _read_units(text: str, any_unit: bool) -> tuple[str | None, int] | None:
+    """The known unit in `text` and its power; None where `text` is no unit at all."""
+    text = text.strip().strip("()").strip()
+    if not text:
+        return None, 1
+    if not _UNIT_WORDS.fullmatch(text):
+        return None
+    words = re.findall(r"[A-Za-z]+|°", text.lower())
+    if any(word in _NO_UNITS for word in words):
+        return None
+    known = [word for word in words if word in _UNITS]
+    letters_only = [word for word in words if len(word) == 1 and word not in _UNITS]
+    if (not known and not any_unit) or (letters_only and set(letters_only) - {"a"}):
+        return None
+    power = 3 if re.search("3|³|cubic|cubed", text) else 1
+    power = 2 if re.search("2|²|square", text) else power
+    # A compound unit (miles per hour) is not converted: only its number is compared.
+    return (known[0] if len(known) == 1 and "/" not in text else None), power
+
+
+def same_quantity(one: Quantity, other: Quantity) -> bool:
+    """Equal in value; units count where both are known, percent where either is written.
+
+    >>> same_quantity(read_quantity("1/3"), read_quantity("0.333333"))
+    True
+    >>> same_quantity(read_quantity("5.4 cents"), read_quantity("$5.40"))
+    False
+    >>> same_quantity(read_quantity("25%"), read_quantity("0.25"))
+    True
+    """
+    left, right = one.value, other.value
+    if one.unit and other.unit:
+        (kind, factor), (other_kind, other_factor) = _UNITS[one.unit], _UNITS[other.unit]
+        if kind != other_kind or one.power != other.power:
+            return False
+        left, right = left * factor**one.power, right * other_factor**other.power
+    if left == right:
+        return True
+    if one.percent != other.percent:
+        return left == right / 100 if other.percent else left / 100 == right
+    return _rounds_to(one, other.value) or _rounds_to(other, one.value)
+
+
+def _rounds_to(written: Quantity, exact: Fraction) -> bool:
+    """Whether a decimal of six places or more is `exact`, a fraction without end, rounded."""
+    places = written.places
+    if places is None or places < 6 or _terminates(exact):
+        return False
+    return written.value == round(exact, places)
+
+
+def _terminates(value: Fraction) -> bool:
+    bottom = value.denominator
+    for prime in (2, 5):
+        while bottom % prime == 0:
+            bottom //= prime
+    return bottom == 1

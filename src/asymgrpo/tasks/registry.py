@@ -1,0 +1,160 @@
+"""From a name to a task."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from asymgrpo.errors import UserError
+from asymgrpo.tasks.base import Task
+from asymgrpo.tasks.datatask import ANSWER_COLUMNS, QUESTION_COLUMNS, DataTask
+from asymgrpo.tasks.graders import GRADERS
+from asymgrpo.tasks.gym import GymTask, gym_names, nearest
+from asymgrpo.tasks.prompts import BOXED_INSTRUCTION, PLACEHOLDER, check_template
+from asymgrpo.tasks.rows import FileSource, HubSource
+
+DATA_SETS: dict[str, tuple[HubSource, str]] = {
+    "gsm8k": (
+        HubSource("openai/gsm8k", "main", {"train": "train", "test": "test"}),
+        "number",
+    ),
+    "math500": (HubSource("HuggingFaceH4/MATH-500", None, {"test": "test"}), "math"),
+    "aime24": (HubSource("HuggingFaceH4/aime_2024", None, {"test": "train"}), "math"),
+    "aime25": (HubSource("math-ai/aime25", None, {"test": "test"}), "math"),
+    "amc23": (HubSource("math-ai/amc23", None, {"test": "test"}), "math"),
+    # The original repeats each of its 17 thousand questions a hundred times; this one does not.
+    "dapo-math-17k": (
+        HubSource("open-r1/DAPO-Math-17k-Processed", "all", {"train": "train"}),
+        "math",
+    ),
+}
+"""Name to where it is on the hub, and its grader."""
+
+OWN_TASKS = {"arithmetic": "asymgrpo.tasks.arithmetic:ArithmeticTask"}
+"""Name to a class, imported when it is asked for; options are its keyword arguments."""
+
+
+def task_names() -> list[str]:
+    """The names that `load_task` takes; the last two stand for a family each.
+
+    >>> task_names()[:3]
+    ['arithmetic', 'gsm8k', 'math500']
+    """
+    return [*OWN_TASKS, *DATA_SETS, "jsonl:PATH", "reasoning-gym:NAME"]
+
+
+def load_task(
+    name: str, path: str | Path | None = None, prompt: str | None = None, **options: Any
+) -> Task:
+    """The task called `name`; `prompt` is a template with `{question}` in it.
+
+    `path` is a JSONL file, or a folder with train.jsonl and test.jsonl. Options may also stand in
+    the name, as in `reasoning-gym:chain_sum?max_terms=4&seed=1`.
+
+    >>> load_task("arithmetic").name
+    'arithmetic'
+    >>> load_task("gsm9k")
+    Traceback (most recent call last):
+    ...
+    asymgrpo.errors.UserError: no task 'gsm9k'; did you mean gsm8k?
+    """
+    if prompt is not None:
+        check_template(prompt)
+    family, colon, rest = name.partition(":")
+    if family == "jsonl" and colon:
+        file, named = _split_options(rest)
+        return _jsonl_task(file, path, prompt, **{**named, **options})
+    bare, named = _split_options(name)
+    options = {**named, **options}
+    if family == "reasoning-gym" and colon:
+        _refuse_path(family, path)
+        return GymTask(bare.partition(":")[2], prompt, **options)
+    if bare in DATA_SETS:
+        return _data_set(bare, path, prompt, options)
+    if bare in OWN_TASKS:
+        _refuse_path(bare, path)
+        return _own_task(bare, prompt, options)
+    if bare in _installed_gym_names():
+        raise UserError(f"no task {bare!r}; did you mean reasoning-gym:{bare}?")
+    raise UserError(f"no task {bare!r}{nearest(bare, task_names())}")
+
+
+def _data_set(
+    name: str, path: str | Path | None, prompt: str | None, options: dict[str, Any]
+) -> Task:
+    source, grader = DATA_SETS[name]
+    if options:
+        raise UserError(f"{name} takes no options, but got {', '.join(options)}")
+    rows = source if path is None else FileSource(Path(path))
+    return DataTask(name, rows, prompt or BOXED_INSTRUCTION, grader)
+
+
+def _jsonl_task(
+    file: str,
+    path: str | Path | None,
+    prompt: str | None,
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+    grader: str = "math",
+    **unknown: Any,
+) -> Task:
+    if unknown:
+        names = ["answer_column", "grader", "prompt_column"]
+        wrong = next(iter(unknown))
+        raise UserError(f"jsonl: has no option {wrong!r}; the options are {', '.join(names)}")
+    if grader not in GRADERS:
+        raise UserError(f"no grader {grader!r}; the graders are {', '.join(GRADERS)}")
+    if not file and path is None:
+        raise UserError("jsonl: needs a path, as in jsonl:data/rows.jsonl")
+    template = prompt or (PLACEHOLDER if grader == "text" else BOXED_INSTRUCTION)
+    return DataTask(
+        f"jsonl:{file or path}",
+        FileSource(Path(file or str(path))),
+        template,
+        grader,
+        (prompt_column,) if prompt_column else QUESTION_COLUMNS,
+        (answer_column,) if answer_column else ANSWER_COLUMNS,
+    )
+
+
+def _own_task(name: str, prompt: str | None, options: dict[str, Any]) -> Task:
+    module, _, attribute = OWN_TASKS[name].partition(":")
+    build: Callable[..., Task] = getattr(importlib.import_module(module), attribute)
+    names = [parameter for parameter in inspect.signature(build).parameters if parameter != "name"]
+    for option in options:
+        if option not in names:
+            raise UserError(f"{name} has no option {option!r}{nearest(option, names)}")
+    if prompt is not None:
+        options = options | {"prompt_template": prompt}
+    return build(**options)
+
+
+def _refuse_path(name: str, path: str | Path | None) -> None:
+    if path is not None:
+        raise UserError(f"{name} makes its own rows; leave out --task-path")
+
+
+def _split_options(name: str) -> tuple[str, dict[str, Any]]:
+    """`chain_sum?max_terms=4` to its name and options; a value is JSON, or else text."""
+    bare, mark, query = name.partition("?")
+    options: dict[str, Any] = {}
+    for pair in query.split("&") if mark else ():
+        key, equals, text = pair.partition("=")
+        if not key or not equals:
+            raise UserError(f"{name}: write options as ?name=value&name=value")
+        try:
+            options[key] = json.loads(text)
+        except json.JSONDecodeError:
+            options[key] = {"True": True, "False": False, "None": None}.get(text, text)
+    return bare, options
+
+
+def _installed_gym_names() -> list[str]:
+    try:
+        return gym_names()
+    except UserError:
+        return []
