@@ -69,7 +69,7 @@ class Objective:
         self._require(batch)
         batch = batch.cleaned()
         weights = self._weights(batch)
-        selected = self._selected(batch)
+        selected = self.selected_tokens(batch)
         terms = self._terms(batch, weights, selected)
         kl = self._kl(batch, terms.ratio)
         losses = -terms.surrogate if kl is None else self.config.kl.beta * kl - terms.surrogate
@@ -124,8 +124,8 @@ class Objective:
         applies = is_discounted(batch.advantages, horizon.applies_to).unsqueeze(1)
         return weights.masked_fill_(~applies, 1.0)
 
-    def _selected(self, batch: TokenBatch) -> Tensor | None:
-        """Tokens [B, T] of high enough entropy; None if all are."""
+    def selected_tokens(self, batch: TokenBatch) -> Tensor | None:
+        """Tokens [B, T] of a cleaned batch that `top_entropy` keeps; None if it keeps all."""
         if self.config.top_entropy == 1 or batch.entropies is None:
             return None
         entropies, threshold = batch.entropies.detach(), batch.entropy_threshold

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,13 +19,14 @@ from asymgrpo.objective.advantage import group_advantages
 from asymgrpo.objective.batch import TokenBatch
 from asymgrpo.objective.config import ObjectiveConfig
 from asymgrpo.objective.entropy import top_entropy_threshold
-from asymgrpo.objective.objective import LossOutput, Objective
+from asymgrpo.objective.objective import Objective
 from asymgrpo.objective.presets import OVERRIDES, algorithm
 from asymgrpo.rollout.choice import ENGINES, choose_engine
 from asymgrpo.rollout.records import Engine, Sampling
+from asymgrpo.training.entropy_control import EntropyControl
+from asymgrpo.training.recording import Recording, RolloutSink
 from asymgrpo.training.scorer import PackedScorer
 from asymgrpo.training.seeds import rollout_seeds
-from asymgrpo.training.traces import trace_rows
 
 SCORERS = ("packed", "padded")
 
@@ -168,19 +168,8 @@ FORWARD_INPUTS = tuple(
 )
 """Multimodal inputs that TRL's forward takes, handed on as they are."""
 
-ALIASES = {
-    "reward/mean": "reward",
-    "reward/std": "reward_std",
-    "reward/zero_variance_groups": "frac_reward_zero_std",
-    "length/mean": "completions/mean_length",
-    "length/truncated": "completions/clipped_ratio",
-}
-"""Our names for what TRL measures under its own; both are logged."""
 
-RolloutSink = Callable[[int, list[dict[str, Any]]], None]
-
-
-class AsymGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl ships no types
+class AsymGRPOTrainer(Recording, EntropyControl, GRPOTrainer):  # type: ignore[misc]  # untyped
     """`GRPOTrainer` under an objective of ours; takes what it takes.
 
     `rollout_sink(step, rows)` is called, where given, with the traces of the first
@@ -188,8 +177,6 @@ class AsymGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl ships no types
     """
 
     _tag_names = ["trl", "grpo", "asymgrpo"]  # noqa: RUF012  # TRL reads this very attribute
-    entropy_coef: float
-    _entropy_window_stats: Tensor | None
 
     def __init__(
         self,
@@ -213,12 +200,8 @@ class AsymGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl ships no types
         self._unpackable: dict[int, str | None] = {}
         self._vocab_size = self.model.config.get_text_config().vocab_size
         self._rewards = torch.empty(0)
-        self._seconds = {"rollout": 0.0, "score": 0.0}
-        self._sampled_tokens = 0
         self._rollout_batches = 0
-        self._rollout_sink = rollout_sink
-        self._sample_every, self._sampled_groups = sample_every, sampled_groups
-        self._sampled_rows: list[dict[str, Any]] = []
+        self._start_recording(rollout_sink, sample_every, sampled_groups)
 
     # Rollouts and advantages
 
@@ -435,170 +418,6 @@ class AsymGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # trl ships no types
         everywhere = self.accelerator.gather(padded)
         return top_entropy_threshold(everywhere[~everywhere.isnan()], fraction)
 
-    # The entropy bonus, whose coefficient TRL may steer towards a target
-
-    def _entropy_coefficient(self) -> float:
-        """An adaptive bonus acts only while the last window's entropy is at most its target."""
-        if self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target:
-            return 0.0
-        return float(self.entropy_coef)
-
-    def _record_entropy_control(self, batch: TokenBatch, loss: Tensor, coefficient: float) -> None:
-        if not self._entropy_bonus_enabled or batch.entropies is None:
-            return
-        within = self._bonus_tokens(batch)
-        total, count = batch.entropies.detach()[within].sum(), within.sum()
-        policy_loss = loss + coefficient * total / count.clamp(min=1)
-        self._record(policy_loss=self.accelerator.gather(policy_loss).nanmean().item())
-        if not self.model.training:
-            return
-        if self.use_adaptive_entropy:
-            self._steer_entropy(torch.stack([total, count.to(total.dtype)]))
-        if self.accelerator.sync_gradients:
-            self._record(entropy_coef=float(self.entropy_coef))
-
-    def _bonus_tokens(self, batch: TokenBatch) -> Tensor:
-        mask = batch.mask.bool()
-        if self.objective.config.top_entropy == 1 or batch.entropies is None:
-            return mask
-        threshold = batch.entropy_threshold
-        entropies = batch.entropies.detach()
-        if threshold is None:
-            threshold = top_entropy_threshold(entropies[mask], self.objective.config.top_entropy)
-        return mask & (entropies >= threshold)
-
-    def _steer_entropy(self, window: Tensor) -> None:
-        """Move the coefficient by a notch once an optimiser step, on that step's mean entropy."""
-        seen = self._entropy_window_stats
-        self._entropy_window_stats = window if seen is None else seen + window
-        if not self.accelerator.sync_gradients:
-            return
-        total, count = self.accelerator.reduce(self._entropy_window_stats, reduction="sum").tolist()
-        entropy = total / max(count, 1.0)
-        args = self.args
-        notch = args.entropy_coef_delta * (1 if entropy <= args.entropy_target else -1)
-        moved = self.entropy_coef + notch
-        self.entropy_coef = min(max(moved, args.entropy_coef_min), args.entropy_coef_max)
-        self._last_world_entropy, self._entropy_window_stats = entropy, None
-
-    # Metrics
-
-    def _record(self, **values: float) -> None:
-        mode = "train" if self.model.training else "eval"
-        for name, value in values.items():
-            self._metrics[mode][name].append(value)
-
-    def _record_metrics(self, batch: TokenBatch, out: LossOutput) -> None:
-        sums = replace(
-            out.sums,
-            totals=self.accelerator.reduce(out.sums.totals, reduction="sum"),
-            largest_ratio=self.accelerator.gather(out.sums.largest_ratio).max(),
-        )
-        means = sums.means()
-        self._record(**means, **self._trl_metrics(means, batch, out))
-
-    def _trl_metrics(
-        self, means: dict[str, float], batch: TokenBatch, out: LossOutput
-    ) -> dict[str, float]:
-        """The same facts under TRL's names; low and high are the sides of 1 that were clipped."""
-        mask, trace = batch.mask.bool(), out.tokens
-        low, high = trace.clipped & (trace.ratio < 1), trace.clipped & (trace.ratio > 1)
-        if self.objective.config.ratio.level == "sequence":  # one ratio, so one count, a rollout
-            low, high, mask = (tokens.any(1, keepdim=True) for tokens in (low, high, mask))
-        counts = torch.stack([low.sum(), high.sum(), mask.sum()]).double()
-        low_count, high_count, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
-        lengths = mask.sum(1)
-        shares = torch.stack([low.sum(1) / lengths, high.sum(1) / lengths], 1)  # [B, 2]
-        shares = self.accelerator.gather(shares)
-        shares = shares[~shares.isnan().any(1)]
-        tokens = max(tokens, 1.0)
-        metrics = {
-            "clip_ratio/low_mean": low_count / tokens,
-            "clip_ratio/high_mean": high_count / tokens,
-            "clip_ratio/region_mean": (low_count + high_count) / tokens,
-        }
-        if len(shares):
-            metrics["clip_ratio/low_min"] = shares[:, 0].min().item()
-            metrics["clip_ratio/high_max"] = shares[:, 1].max().item()
-        renamed = {"entropy": "entropy/mean", "kl": "kl/mean"}
-        metrics |= {name: means[ours] for name, ours in renamed.items() if ours in means}
-        return metrics
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        mode = "train" if self.model.training else "eval"
-        metrics = self._metrics[mode]
-        for ours, theirs in ALIASES.items():
-            if theirs in metrics:
-                metrics[ours] = list(metrics[theirs])
-        if mode == "train" and metrics.get("step_time"):
-            steps, seconds = len(metrics["step_time"]), sum(metrics["step_time"])
-            metrics["time/rollout"] = [self._seconds["rollout"] / steps]
-            metrics["time/update"] = [(seconds - self._seconds["score"]) / steps]
-            if self._sampled_tokens:
-                metrics["tokens_per_second"] = [self._sampled_tokens / seconds]
-            self._seconds, self._sampled_tokens = {"rollout": 0.0, "score": 0.0}, 0
-        if "grad_norm" in logs:
-            logs["gradient/norm"] = logs["grad_norm"]
+        self._finish_metrics(logs)
         super().log(logs, start_time)
-
-    # Traces for the token view
-
-    def _sample_rollouts(self, inputs: dict[str, Any], batch: TokenBatch, out: LossOutput) -> None:
-        if self._rollout_sink is None or not self.model.training:
-            return
-        if (self._rollout_batches - 1) % self._sample_every or not self.accelerator.is_main_process:
-            return
-        slices = self.args.steps_per_generation
-        every = slices * self.num_iterations
-        position = self._step % every
-        if position < every - slices:  # the last pass over a rollout batch is the most off-policy
-            return
-        index = inputs["rollout_index"]
-        chosen = (index < self._sampled_groups * self.num_generations).nonzero().flatten()
-        self._sampled_rows += self._rows(inputs, batch, out, chosen)
-        if position == every - 1:
-            step = self.state.global_step + 1
-            rows = sorted(self._sampled_rows, key=lambda row: row["rollout"])
-            self._rollout_sink(step, [{"step": step, **row} for row in rows])
-            self._sampled_rows = []
-
-    def _rows(
-        self, inputs: dict[str, Any], batch: TokenBatch, out: LossOutput, chosen: Tensor
-    ) -> Sequence[dict[str, Any]]:
-        if not len(chosen):
-            return []
-        tokenizer = self._tokenizer
-        prompts = [
-            tokenizer.decode(ids[kept.bool()].tolist(), skip_special_tokens=False)
-            for ids, kept in zip(
-                inputs["prompt_ids"][chosen], inputs["prompt_mask"][chosen], strict=True
-            )
-        ]
-        picked, picked_out = _pick(batch, out, chosen)
-        rows = trace_rows(
-            picked,
-            picked_out,
-            prompts,
-            inputs["completion_ids"][chosen],
-            lambda token: tokenizer.decode([token]),
-            lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
-        )
-        ends = {*self.eos_token_ids, tokenizer.pad_token_id}
-        for row, index in zip(rows, inputs["rollout_index"][chosen].tolist(), strict=True):
-            row["group"], row["rollout"] = index // self.num_generations, index
-            row["reward"] = self._rewards[index].item()
-            row["truncated"] = bool(row["token_ids"]) and row["token_ids"][-1] not in ends
-        return rows
-
-
-def _pick(batch: TokenBatch, out: LossOutput, rows: Tensor) -> tuple[TokenBatch, LossOutput]:
-    """The batch and its trace, reduced to some of its rollouts."""
-    size = len(batch.logps)
-
-    def pick(value: Any) -> Any:
-        whole = isinstance(value, Tensor) and value.dim() > 0 and len(value) == size
-        return value[rows] if whole else value
-
-    picked = replace(batch, **{name: pick(value) for name, value in vars(batch).items()})
-    tokens = replace(out.tokens, **{name: pick(value) for name, value in vars(out.tokens).items()})
-    return picked, LossOutput(out.loss, lambda: out.sums, lambda: tokens)
