@@ -157,8 +157,7 @@ def table_rows(comparison: Comparison) -> list[dict[str, str]]:
 
 
 def _row(summary: LabelSummary) -> dict[str, str]:
-    variance, detrended = summary.reward_variance, summary.detrended_variance
-    tokens = summary.quadrants.events if summary.quadrants else None
+    events = summary.quadrants.events if summary.quadrants else None
     return {
         "label": summary.label,
         "seeds": str(len(summary.seeds)),
@@ -167,18 +166,22 @@ def _row(summary: LabelSummary) -> dict[str, str]:
         "gain": _with_interval(summary.gain, sign="+"),
         "peak": _number(summary.peak),
         "entropy at end": _number(summary.entropy_end),
-        "reward variance": _number(variance and variance.estimate, ".2g"),
-        "detrended": _number(detrended and detrended.estimate, ".2g"),
-        "over seeds": _number(summary.seed_variance and summary.seed_variance.estimate, ".2g"),
+        "reward variance": _variance(summary.reward_variance),
+        "detrended": _variance(summary.detrended_variance),
+        "over seeds": _variance(summary.seed_variance),
         "clip events q1/q2/q3/q4": (
-            "/".join(f"{100 * share:.0f}" for share in tokens) + " %" if tokens else "-"
+            "/".join(f"{100 * share:.0f}" for share in events) + " %" if events else "-"
         ),
         "seconds": "-" if summary.seconds is None else f"{summary.seconds:.0f}",
     }
 
 
-def _number(estimate: Estimate | None, spec: str = ".3f") -> str:
-    return "-" if estimate is None else format(estimate.value, spec)
+def _number(estimate: Estimate | None) -> str:
+    return "-" if estimate is None else f"{estimate.value:.3f}"
+
+
+def _variance(variance: Variance | None) -> str:
+    return "-" if variance is None else f"{variance.estimate.value:.2g}"
 
 
 def _with_interval(estimate: Estimate | None, sign: str = "") -> str:

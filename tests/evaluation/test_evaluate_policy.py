@@ -1,0 +1,307 @@
+"""Evaluation with an engine whose chance of a right answer is known."""
+
+import json
+import random
+
+import pytest
+
+from asymgrpo.errors import UserError
+from asymgrpo.evaluation import evaluate, evaluate_policy
+from asymgrpo.evaluation.evaluate import prompt_ids, rollout_seed
+from asymgrpo.rollout.records import Rollout, Sampling
+from asymgrpo.tasks import Grade
+
+END = 0
+
+
+class CharTokenizer:
+    """A token a character; 0 ends a text."""
+
+    chat_template = None
+
+    def __call__(self, text):
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    def decode(self, ids, skip_special_tokens):
+        assert skip_special_tokens
+        return "".join(chr(token) for token in ids if token != END)
+
+
+class ChatTokenizer(CharTokenizer):
+    chat_template = "{{ messages }}"
+
+    def apply_chat_template(self, messages, add_generation_prompt, tokenize, return_dict):
+        assert add_generation_prompt
+        assert tokenize
+        assert return_dict
+        text = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        return {"input_ids": [ord(letter) for letter in text + "<assistant>"]}
+
+
+class PercentTask:
+    """The prompt says the chance in percent that the engine answers `yes`, which is right."""
+
+    name = "percent"
+
+    def examples(self, split):
+        return [{"id": f"p{chance}", "chance": chance} for chance in (10, 50, 90)]
+
+    def prompt(self, example):
+        return f"{example['chance']:03d}"
+
+    def grade(self, completion, example):
+        if completion == "yes":
+            return Grade(1.0, "yes", "right")
+        return Grade(0.0, None if completion == "?" else completion, "wrong")
+
+
+class KnownEngine:
+    name = "known"
+
+    def __init__(self, stop_after=None):
+        self.calls = []
+        self.stop_after = stop_after
+
+    def generate(self, prompts, sampling, seeds, on_progress=None):
+        if self.stop_after is not None and len(self.calls) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.calls.append((tuple(map(tuple, prompts)), tuple(seeds), sampling.greedy))
+        rollouts = []
+        for done, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True), 1):
+            chance = int("".join(map(chr, prompt))) / 100
+            lucky = chance >= 0.5 if sampling.greedy else random.Random(seed).random() < chance
+            text = "yes" if lucky else random.Random(seed + 1).choice(["no", "nay", "?"])
+            ids = (*(ord(letter) for letter in text), END)
+            rollouts.append(Rollout(tuple(prompt), ids, None, None, True))
+            if on_progress:
+                on_progress(done, len(prompts))
+        return rollouts
+
+
+def evaluated(engine=None, task=None, tokenizer=None, **changes):
+    task = task or PercentTask()
+    options = {
+        "samples": 16,
+        "ks": [1, 2, 4],
+        "sampling": Sampling(max_new_tokens=8),
+        "seed": 7,
+        **changes,
+    }
+    examples = options.pop("examples", None) or task.examples("test")
+    return evaluate_policy(
+        engine or KnownEngine(), tokenizer or CharTokenizer(), task, examples, **options
+    )
+
+
+def test_record_has_the_known_figures():
+    examples = [{"chance": 30}] * 400
+    record = evaluated(examples=examples)
+    metrics = record["metrics"]
+    # the share of 6,400 draws at 0.3 has a standard error of 0.0057
+    assert metrics["pass@1"]["value"] == pytest.approx(0.3, abs=4 * 0.0057)
+    assert metrics["pass@4"]["value"] == pytest.approx(1 - 0.7**4, abs=0.03)
+    assert metrics["pass@1"] == metrics["avg@16"]
+    assert metrics["greedy"]["value"] == 0.0
+    assert set(metrics) == {"pass@1", "pass@2", "pass@4", "avg@16"} | {
+        "maj@2",
+        "maj@4",
+        "maj@16",
+        "greedy",
+    }
+    for metric in metrics.values():
+        assert 0 <= metric["low"] <= metric["value"] <= metric["high"] <= 1
+
+
+def test_record_keeps_every_problem():
+    record = evaluated()
+    assert [problem["id"] for problem in record["problems"]] == ["p10", "p50", "p90"]
+    assert record["k"] == [1, 2, 4]
+    assert (record["task"], record["split"], record["samples"]) == ("percent", "test", 16)
+    assert (record["seed"], record["grader_failures"]) == (7, 0)
+    assert record["sampling"]["max_new_tokens"] == 8
+    for problem in record["problems"]:
+        assert set(problem) == {"id", "scores", "answers", "lengths", "greedy"}
+        assert len(problem["scores"]) == len(problem["answers"]) == len(problem["lengths"]) == 16
+        answers = ["yes" if score else "other" for score in problem["scores"]]
+        assert [a if a == "yes" else "other" for a in problem["answers"]] == answers
+    assert [problem["greedy"] for problem in record["problems"]] == [0.0, 1.0, 1.0]
+    json.dumps(record)
+
+
+def test_seeds_depend_on_seed_problem_and_sample_alone():
+    wanted = [rollout_seed(7, problem, sample) for problem in range(3) for sample in range(16)]
+    assert len(set(wanted)) == 48
+    assert all(0 <= seed < 2**63 for seed in wanted)
+    assert rollout_seed(0, 11, 1) != rollout_seed(0, 1, 11)
+    # pinned, since a saved evaluation must be repeatable by a later version
+    assert rollout_seed(0, 0, 0) == 4097999227120815638
+    engine = KnownEngine()
+    evaluated(engine)
+    assert engine.calls[0][1] == tuple(wanted)
+
+
+def test_chunks_do_not_change_the_result(monkeypatch):
+    whole = evaluated()
+    monkeypatch.setattr(evaluate, "ROLLOUTS_A_CHUNK", 1)
+    engine = KnownEngine()
+    assert evaluated(engine) == whole
+    assert len(engine.calls) == 6
+
+
+def test_progress_counts_rollouts(monkeypatch):
+    monkeypatch.setattr(evaluate, "ROLLOUTS_A_CHUNK", 17)
+    seen = []
+    evaluated(on_progress=lambda done, total: seen.append((done, total)))
+    counts = [done for done, _ in seen]
+    assert {total for _, total in seen} == {51}
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (0, 51)
+
+
+def test_without_greedy():
+    engine = KnownEngine()
+    record = evaluated(engine, greedy=False)
+    assert "greedy" not in record["metrics"]
+    assert [problem["greedy"] for problem in record["problems"]] == [None] * 3
+    assert len(engine.calls) == 1
+
+
+def test_chat_template_is_used_where_there_is_one():
+    ids = prompt_ids(PercentTask(), {"chance": 5}, ChatTokenizer())
+    assert "".join(map(chr, ids)) == "<user>005<assistant>"
+    assert "".join(map(chr, prompt_ids(PercentTask(), {"chance": 5}, CharTokenizer()))) == "005"
+
+
+def test_ids_that_repeat_give_way_to_places():
+    record = evaluated(examples=[{"id": 1, "chance": 10}, {"id": 1, "chance": 20}])
+    assert [problem["id"] for problem in record["problems"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ks": [32]}, "k = 32 needs between 1 and 16"),
+        ({"ks": [0]}, "k = 0"),
+        ({"samples": 0}, "samples must be at least 1"),
+    ],
+)
+def test_mistakes_are_told(changes, says):
+    with pytest.raises(UserError, match=says):
+        evaluated(**changes)
+
+
+def test_no_problems_is_a_mistake():
+    with pytest.raises(UserError, match="no problems"):
+        evaluate_policy(
+            KnownEngine(), CharTokenizer(), PercentTask(), [], samples=1, ks=[1],
+            sampling=Sampling(), seed=0,
+        )  # fmt: skip
+
+
+# resuming
+
+
+@pytest.fixture
+def one_problem_a_chunk(monkeypatch):
+    monkeypatch.setattr(evaluate, "ROLLOUTS_A_CHUNK", 1)
+
+
+@pytest.mark.usefixtures("one_problem_a_chunk")
+def test_a_stopped_evaluation_goes_on(tmp_path):
+    partial = tmp_path / "evaluations" / "step-000000.partial.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(KnownEngine(stop_after=2), partial=partial)
+    engine = KnownEngine()
+    seen = []
+    record = evaluated(engine, partial=partial, on_progress=lambda *count: seen.append(count))
+    assert record == evaluated()
+    assert len(engine.calls) == 4  # two problems, sampled and greedy
+    assert seen[0] == (17, 51)
+    again = KnownEngine()
+    assert evaluated(again, partial=partial) == record
+    assert again.calls == []
+
+
+@pytest.mark.usefixtures("one_problem_a_chunk")
+@pytest.mark.parametrize("cut", [1, 40])
+def test_a_torn_line_is_mended(tmp_path, cut):
+    partial = tmp_path / "partial.jsonl"
+    evaluated(partial=partial)
+    partial.write_bytes(partial.read_bytes()[:-cut])
+    engine = KnownEngine()
+    assert evaluated(engine, partial=partial) == evaluated()
+    assert len(engine.calls) == 2
+    lines = partial.read_text().splitlines()
+    assert [json.loads(line)["index"] for line in lines] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 8},
+        {"samples": 8},
+        {"sampling": Sampling(max_new_tokens=8, temperature=0.5)},
+        {"model_key": "step 40"},
+        {"greedy": False},
+    ],
+)
+def test_another_setting_is_not_mixed_in(tmp_path, changes):
+    partial = tmp_path / "partial.jsonl"
+    first = evaluated(partial=partial)
+    engine = KnownEngine()
+    assert evaluated(engine, partial=partial, **changes) == evaluated(**changes)
+    assert engine.calls
+    # and the first is still there
+    assert evaluated(KnownEngine(stop_after=0), partial=partial) == first
+
+
+def test_another_prompt_is_not_mixed_in(tmp_path):
+    partial = tmp_path / "partial.jsonl"
+    evaluated(partial=partial)
+    engine = KnownEngine()
+    examples = [{"chance": 10}, {"chance": 51}, {"chance": 90}]
+    evaluated(engine, partial=partial, examples=examples)
+    assert len(engine.calls[0][0]) == 16
+
+
+def test_a_broken_line_in_the_middle_is_told(tmp_path):
+    partial = tmp_path / "partial.jsonl"
+    partial.write_text("not json\n{}\n")
+    with pytest.raises(UserError, match=r"partial.jsonl:1 .* remove the file"):
+        evaluated(partial=partial)
+
+
+# grader failures
+
+
+class FailingTask(PercentTask):
+    def __init__(self, fails):
+        self.fails = fails
+
+    def grade(self, completion, example):
+        if self.fails(example):
+            return Grade(0.0, None, "out of time", failed=True)
+        return super().grade(completion, example)
+
+
+def test_a_grader_that_fails_stops_the_evaluation():
+    with pytest.raises(UserError, match="out of time"):
+        evaluated(task=FailingTask(lambda example: example["chance"] == 50))
+
+
+def test_a_small_evaluation_is_stopped_too():
+    with pytest.raises(UserError, match="out of time"):
+        evaluated(task=FailingTask(lambda example: True), samples=1, ks=[1])
+
+
+def test_failures_are_counted_and_not_saved(tmp_path):
+    partial = tmp_path / "partial.jsonl"
+    examples = [{"chance": 40 + number} for number in range(40)]
+    record = evaluated(
+        task=FailingTask(lambda e: e["chance"] == 41), examples=examples, partial=partial
+    )
+    assert record["grader_failures"] == 17
+    engine = KnownEngine()
+    mended = evaluated(engine, examples=examples, partial=partial)
+    assert mended["grader_failures"] == 0
+    assert len(engine.calls[0][0]) == 16
