@@ -30,8 +30,8 @@ SECTIONS = {
     "learning": ("", ""),
     "quadrants": (
         "Clip share by quadrant",
-        "Tokens whose ratio leaves the bounds, by the sign of the advantage and the side: counted "
-        "against the same thresholds whatever the algorithm clips.",
+        "Tokens whose ratio leaves the bounds, by the sign of the advantage and the side, on one "
+        "scale.",
     ),
     "distributions": ("Distributions", "pass@k, gradient norms, and KL rollout by rollout."),
     "cost": ("Cost", "Time and throughput."),

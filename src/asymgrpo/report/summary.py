@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from asymgrpo.evaluation.intervals import Estimate
@@ -72,7 +72,8 @@ class Summary:
     details: list[str]
     caption: str
     tables: list[Table]
-    pairs: list[Pair]
+    pairs: list[list[Pair]]
+    """By measure; the first measure is the verdict's."""
     pair_caption: str
 
 
@@ -100,9 +101,9 @@ def summarise(comparison: Comparison) -> Summary:
         details=[f"{s.label}: {note}" for s in comparison.labels for note in s.notes],
         caption=_caption(comparison),
         tables=tables(comparison),
-        pairs=[_pair(pair, comparison.pairs) for pair in comparison.pairs],
+        pairs=_pairs(comparison),
         pair_caption=(
-            "The first less the second, paired by seed and problem; each interval is the pair's own, "
+            "The first less the second, paired by seed and problem. Intervals are the pair's own, "
             "and the verdict goes by the p-value, Holm-corrected over the pairs of its measure."
         ),
     )
@@ -207,7 +208,14 @@ TRAINING: list[Column] = [
 ]
 
 
-def _pair(pair: PairResult, pairs: Iterable[PairResult]) -> Pair:
+def _pairs(comparison: Comparison) -> list[list[Pair]]:
+    by_metric: dict[str, list[PairResult]] = {}
+    for pair in comparison.pairs:
+        by_metric.setdefault(pair.metric, []).append(pair)
+    return [[_pair(pair, alike) for pair in alike] for alike in by_metric.values()]
+
+
+def _pair(pair: PairResult, alike: Sequence[PairResult]) -> Pair:
     cell = estimate(pair.difference, sign="+")
     return Pair(
         name=f"{pair.first} less {pair.second}",
@@ -217,7 +225,7 @@ def _pair(pair: PairResult, pairs: Iterable[PairResult]) -> Pair:
         p=MISSING if pair.p_holm is None else small(pair.p_holm),
         verdict=pair.verdict,
         advice=pair.note,
-        forest=_forest(pair, [other for other in pairs if other.metric == pair.metric]),
+        forest=_forest(pair, alike),
     )
 
 

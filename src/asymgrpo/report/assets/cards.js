@@ -9,7 +9,7 @@ function rolloutCard(rollout, beside) {
   if (rollout.n !== undefined) facts.push(["tokens", rollout.n.toLocaleString("en")]);
   if (rollout.kl !== undefined) facts.push(["KL", digits(rollout.kl)]);
   const kept = keptShare(rollout);
-  if (kept !== null) facts.push(["of GRPO's weight", percent(kept)]);
+  if (kept !== null) facts.push(["kept of GRPO's weight", percent(kept)]);
   const head = element("header", {}, ...facts.map(([name, value]) => element("span", {}, `${name} `, element("b", {}, value))));
   if (rollout.cut) head.append(element("span", { class: "badge inconclusive" }, "cut off"));
   const card = element("article", { class: `card ${negative ? "negative" : "positive"}` }, head);
@@ -113,7 +113,7 @@ function paint(node, record, place) {
   const quadrant = columnValue(rollout, "q", place);
   const strength = strengthOf(rollout, place, record.key);
   node.className = "tok" + (strength.side || "") + (columnValue(rollout, "c", place) ? " clipped" : "") +
-    (record.hits.has(place) ? " hit" : "");
+    (record.hits.has(place) ? " hit" : "") + (rollout.t[place].includes("\n") ? " line" : "");
   node.style.setProperty("--v", strength.size.toFixed(3));
   if (quadrant) node.dataset.q = String(quadrant);
 }
@@ -123,6 +123,7 @@ function strengthOf(rollout, place, weightKey) {
   const scales = view.run.scales;
   const value = columnValue(rollout, view.by === "weight" ? weightKey : QUANTITIES[view.by].key, place);
   if (value === undefined || value === null) return { size: 0 };
+  if (view.by === "quadrant") return { size: value ? 1 : 0 };
   const cap = (share) => Math.max(0, Math.min(1, share));
   if (view.by === "entropy") return { size: cap(value / (scales.h || 1)) };
   if (view.by === "discount") return { size: cap(1 - value) };
@@ -169,7 +170,7 @@ function showTip(node) {
     return [element("dt", { class: kind }, name), element("dd", { class: kind }, value)];
   });
   const tip = at("tip");
-  const what = appendVisible(element("span", { class: "what" }), record.rollout.t[place].slice(0, 400));
+  const what = appendVisible(element("span", { class: "what" }), record.rollout.t[place].slice(0, 400), true);
   tip.replaceChildren(what, element("dl", {}, ...rows));
   tip.hidden = false;
   document.querySelector(".tok.current")?.classList.remove("current");

@@ -92,16 +92,41 @@ function histogramTraces(chart) {
   });
 }
 
+// A column a label and sign beside each step, so that none hides another.
 function klTraces(chart) {
-  return chart.curves.filter((curve) => !charts.hidden.has(curve.label)).map((curve) => {
+  const steps = [...new Set(chart.curves.flatMap((curve) => curve.steps))].sort((a, b) => a - b);
+  const gaps = steps.slice(1).map((step, place) => step - steps[place]);
+  const room = 0.8 * (gaps.length ? Math.min(...gaps) : 1);
+  const shown = chart.curves.filter((curve) => !charts.hidden.has(curve.label));
+  return shown.map((curve, place) => {
     const tone = labelColour(curve.label);
     const failed = curve.sign === "negative";
     const name = `${plain(curve.label)} · ${curve.sign}`;
-    return { x: curve.steps, y: curve.kl, type: "scatter", mode: "markers", name, meta: "kl",
-      marker: { size: 5.5, color: tone, opacity: 0.75, symbol: failed ? "x-thin" : "circle-open",
-        line: { width: 1.2, color: tone } },
-      hovertemplate: `%{y:.3g}<extra>${name}</extra>` };
+    const shift = room * ((place + 0.5) / shown.length - 0.5);
+    return { x: curve.steps.map((step) => step + shift), y: curve.kl, customdata: curve.steps, type: "scatter",
+      mode: "markers", name, meta: "kl", marker: { size: 4.5, color: tone, opacity: 0.8,
+        symbol: failed ? "x-thin" : "circle-open", line: { width: 1, color: tone } },
+      hovertemplate: `step %{customdata}: %{y:.3g}<extra>${name}</extra>` };
   });
+}
+
+// Round numbers over the span of the values: the narrower it is, the closer they stand.
+function logTicks(values) {
+  const known = values.filter((value) => value > 0);
+  const low = Math.min(...known), high = Math.max(...known);
+  const leads = high / low > 1000 ? [1] : high / low > 8 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 7];
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)) - 1; power <= Math.log10(high) + 1; power++) {
+    for (const lead of leads) ticks.push(Number((lead * 10 ** power).toPrecision(2)));
+  }
+  return { type: "log", tickvals: ticks, ticktext: ticks.map(String) };
+}
+
+// The four quadrants share one scale, so that they can be held against each other.
+function quadrantTop() {
+  const curves = charts.plots.filter((chart) => chart.section === "quadrants").flatMap((chart) => chart.curves);
+  const tops = curves.filter((curve) => !charts.hidden.has(curve.label)).map((curve) => Math.max(...(curve.high || curve.y)));
+  return Math.max(...tops, 0) || 1;
 }
 
 function layoutOf(chart) {
@@ -110,11 +135,12 @@ function layoutOf(chart) {
     tickfont: { size: 11 }, title: { font: { size: 11 }, standoff: 4 } };
   const x = { ...axis, title: { ...axis.title, text: chart.xTitle || "step" } };
   const y = { ...axis, nticks: 6, automargin: true };
-  if (chart.log) { y.type = "log"; y.dtick = undefined; y.exponentformat = "power"; y.minor = { showgrid: false }; }
+  if (chart.log) Object.assign(y, logTicks(chart.curves.flatMap((curve) => curve.y)));
   if (chart.percent) y.tickformat = ".2~%";
   if (chart.kind === "pass") Object.assign(x, { type: "log", tickvals: chart.curves[0].k, ticktext: chart.curves[0].k.map(String) });
-  if (chart.kind === "histogram") Object.assign(x, { type: "log", exponentformat: "power", nticks: 6 });
+  if (chart.kind === "histogram") Object.assign(x, logTicks(chart.curves[0].edges));
   if (chart.kind === "histogram") y.rangemode = "tozero";
+  if (chart.section === "quadrants") y.range = [0, 1.05 * quadrantTop()];
   return {
     margin: { l: 44, r: 8, t: 6, b: 36 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: ink, family: getComputedStyle(document.body).fontFamily, size: 12 }, showlegend: false,
@@ -126,15 +152,15 @@ function layoutOf(chart) {
 
 const BUILDERS = { line: lineTraces, pass: passTraces, histogram: histogramTraces, kl: klTraces };
 
-function draw(chart) {
+function draw(chart, size = {}) {
   const options = { responsive: true, displaylogo: false, doubleClick: "reset",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
     toImageButtonOptions: { format: "svg", filename: chart.key } };
-  return Plotly.react(chart.node, BUILDERS[chart.kind](chart), layoutOf(chart), options);
+  return Plotly.react(chart.node, BUILDERS[chart.kind](chart), { ...layoutOf(chart), ...size }, options);
 }
 
 function drawAll() {
-  return Promise.all(charts.plots.map(draw));
+  return Promise.all(charts.plots.map((chart) => draw(chart)));
 }
 
 function figureOf(chart) {
@@ -172,17 +198,12 @@ function startPrinting() {
   addEventListener("beforeprint", () => {
     theme = document.documentElement.dataset.theme;
     document.documentElement.dataset.theme = "light";
-    for (const chart of charts.plots) {
-      Plotly.relayout(chart.node, { ...layoutOf(chart), width: 330, height: 200, autosize: false });
-    }
+    for (const chart of charts.plots) draw(chart, { width: 310, height: 200, autosize: false });
   });
   addEventListener("afterprint", () => {
     if (theme) document.documentElement.dataset.theme = theme;
     else delete document.documentElement.dataset.theme;
-    for (const chart of charts.plots) {
-      Plotly.relayout(chart.node, { width: null, height: null, autosize: true });
-    }
-    drawAll();
+    for (const chart of charts.plots) draw(chart, { autosize: true });
   });
 }
 

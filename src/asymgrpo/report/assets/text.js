@@ -27,8 +27,9 @@ function codePoint(character) {
   return "U+" + character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
 }
 
-// Puts `text` into `node`; spaces of a token that is nothing else, line ends and tabs get a mark.
-function appendVisible(node, text) {
+// Puts `text` into `node`; line ends and tabs get a mark, and so do spaces where asked, or where a
+// token is nothing else.
+function appendVisible(node, text, spaces = false) {
   const blank = /^[ \u00a0]+$/.test(text);
   let run = "";
   const flush = () => { if (run) node.append(document.createTextNode(run)); run = ""; };
@@ -36,7 +37,7 @@ function appendVisible(node, text) {
   for (const character of text) {
     if (character === "\n") { mark("↵"); run += "\n"; }
     else if (character === "\t") mark("⇥\t");
-    else if (blank) mark("·");
+    else if (blank || (spaces && character === " ")) mark("·");
     else if (ACTING.test(character)) mark(codePoint(character), "mark code");
     else run += character;
   }

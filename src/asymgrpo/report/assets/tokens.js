@@ -179,7 +179,7 @@ function showHeavy() {
       element("thead", {}, element("tr", {}, ...[title, "times", "share", "mean entropy"].map((name) => element("th", { scope: "col" }, name)))),
       element("tbody", {}, ...rows.map((total) => element("tr", {},
         element("td", {}, appendVisible(element("button", { class: "token", type: "button", title: "Search for it",
-          onclick: () => search(total.token) }), total.token.slice(0, 80))),
+          onclick: () => search(total.token) }), total.token.slice(0, 80), true)),
         element("td", {}, String(total.count)), element("td", {}, percent(total.sum / all)),
         element("td", {}, digits(total.entropy / total.count)))))));
   };
