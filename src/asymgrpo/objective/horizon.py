@@ -8,11 +8,18 @@ log V (`normalize="vocab"`), and the sum includes the current token (`inclusive=
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-APPLIES_TO = ("none", "all", "negative")
+APPLIES_TO: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda advantages: torch.zeros_like(advantages, dtype=torch.bool),
+    "all": lambda advantages: torch.ones_like(advantages, dtype=torch.bool),
+    "negative": lambda advantages: advantages < 0,
+}
+"""Advantages [B] to which rollouts [B] the discount applies to."""
+
 NORMALIZATIONS = ("vocab", "none")
 
 
@@ -38,7 +45,7 @@ def discount(
             f"entropies and mask must both be [B, T], got {tuple(entropies.shape)} and "
             f"{tuple(mask.shape)}"
         )
-    if alpha < 0:
+    if not alpha >= 0:  # also refuses NaN
         raise ValueError(f"alpha must be at least 0, got {alpha}")
     rate = alpha
     if normalize == "vocab":
@@ -60,8 +67,6 @@ def is_discounted(advantages: Tensor, applies_to: str) -> Tensor:
     >>> is_discounted(torch.tensor([-1.0, 0.0, 1.0]), "negative")
     tensor([ True, False, False])
     """
-    if applies_to == "negative":
-        return advantages < 0
     if applies_to not in APPLIES_TO:
         raise ValueError(f"applies_to must be one of {', '.join(APPLIES_TO)}, got {applies_to!r}")
-    return torch.full_like(advantages, applies_to == "all", dtype=torch.bool)
+    return APPLIES_TO[applies_to](advantages)
