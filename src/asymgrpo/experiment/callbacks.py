@@ -23,7 +23,7 @@ from asymgrpo.experiment.store import RunStore
 Evaluate = Callable[[int], dict[str, Any]]
 
 
-class Recorder(TrainerCallback):  # type: ignore[misc]  # transformers leaves it untyped
+class Recorder(TrainerCallback):
     """Appends a line of metrics for every logged training step."""
 
     def __init__(self, store: RunStore):
@@ -37,7 +37,7 @@ class Recorder(TrainerCallback):  # type: ignore[misc]  # transformers leaves it
         self.store.append_metrics(state.global_step, finite)
 
 
-class HeldOut(TrainerCallback):  # type: ignore[misc]  # transformers leaves it untyped
+class HeldOut(TrainerCallback):
     """Evaluates before the first step, every so many steps, and after the last one."""
 
     def __init__(self, store: RunStore, evaluate: Evaluate, every: int):
@@ -60,7 +60,7 @@ class HeldOut(TrainerCallback):  # type: ignore[misc]  # transformers leaves it 
         self.store.write_evaluation(step, record)
 
 
-class ProgressBar(TrainerCallback):  # type: ignore[misc]  # transformers leaves it untyped
+class ProgressBar(TrainerCallback):
     """Steps, the time left, the reward and the entropy."""
 
     def __init__(self, label: str, console: Console):

@@ -34,7 +34,7 @@ VERSIONED = ("asymgrpo", "torch", "transformers", "trl", "accelerate", "peft", "
 def trainer_config(settings: RunSettings, folder: Path) -> AsymGRPOConfig:
     """The trainer's configuration; a contradiction in it is the user's to mend."""
     given = dict(settings.trainer)
-    fixed = {
+    fixed: dict[str, Any] = {
         "output_dir": str(folder),
         "algorithm": settings.algorithm,
         "max_steps": settings.steps,
@@ -43,7 +43,7 @@ def trainer_config(settings: RunSettings, folder: Path) -> AsymGRPOConfig:
         "scorer": settings.scorer,
         "disable_tqdm": True,
     }
-    defaults = {"logging_steps": 1, "save_strategy": "no", "report_to": default_trackers()}
+    defaults: dict[str, Any] = {"logging_steps": 1, "save_strategy": "no", "report_to": default_trackers()}
     if not torch.cuda.is_available():
         defaults |= {"bf16": False, "use_cpu": True, "gradient_checkpointing": False}
     try:
@@ -105,7 +105,7 @@ def prompts_needed(settings: RunSettings, config: AsymGRPOConfig) -> int:
     """Prompts that the whole run reads."""
     micro_steps = settings.steps * config.gradient_accumulation_steps
     batches = math.ceil(micro_steps / (config.steps_per_generation * config.num_iterations))
-    return batches * (config.generation_batch_size // config.num_generations)
+    return batches * int(config.generation_batch_size // config.num_generations)
 
 
 def held_out_evaluation(

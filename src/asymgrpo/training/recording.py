@@ -25,7 +25,7 @@ ALIASES = {
 }
 """Our names for what TRL measures under its own; both are logged."""
 
-RolloutSink = Callable[[int, list[dict[str, Any]]], None]
+RolloutSink = Callable[[int, list[dict[str, Any]]], object]
 
 
 class Recording:
