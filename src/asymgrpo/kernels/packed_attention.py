@@ -16,6 +16,7 @@ N packed tokens, S segments, H heads, K key heads, D head size.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,7 +122,9 @@ def _flex(
         assert softcap is not None
         return softcap * torch.tanh(score / softcap)
 
-    attended = flex_attention(
+    # Inside a compiled layer flex attention is compiled with it.
+    attend = flex_attention if torch.compiler.is_compiling() or not query.is_cuda else _compiled()
+    attended = attend(
         query,
         key,
         value,
@@ -132,6 +135,11 @@ def _flex(
     )
     assert isinstance(attended, Tensor)
     return attended.transpose(1, 2)
+
+
+@functools.cache
+def _compiled() -> Any:
+    return torch.compile(flex_attention)
 
 
 def _block_mask(segments: Segments, device: torch.device, window: int | None) -> BlockMask:

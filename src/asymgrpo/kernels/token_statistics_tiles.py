@@ -6,10 +6,13 @@ that read a tile once or twice instead of a dozen times.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+_HAS_TRITON = find_spec("triton") is not None
 
 if TYPE_CHECKING:
     from asymgrpo.kernels.token_statistics import Head, _Running
@@ -128,4 +131,4 @@ def _inside(local_targets: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _on_triton(tile: Tensor) -> bool:
-    return tile.is_cuda and tile.dtype == torch.float32
+    return tile.is_cuda and tile.dtype != torch.float64 and _HAS_TRITON

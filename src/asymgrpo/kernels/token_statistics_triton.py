@@ -17,7 +17,7 @@ _BLOCK = 2048
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _capped(raw, logit_scale, cap, HAS_CAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    value = raw * logit_scale
+    value = raw.to(tl.float32) * logit_scale
     if HAS_CAP:
         # tanh(x) = 2 sigmoid(2 x) - 1
         value = cap * (2 * tl.sigmoid(2 * value / cap) - 1)
