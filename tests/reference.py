@@ -194,9 +194,7 @@ def shares(lengths: list[int], aggregate: str, max_length: int) -> list[float]:
     return [1 / (rollouts * max_length)] * len(lengths)
 
 
-def evaluate(
-    rollouts: list[Rollout], s: Settings, *, vocab_size: int, max_length: int
-) -> Result:
+def evaluate(rollouts: list[Rollout], s: Settings, *, vocab_size: int, max_length: int) -> Result:
     """Loss, gradients, metrics and trace of a batch."""
     threshold = -math.inf
     if s.top_entropy < 1:
@@ -276,7 +274,9 @@ def metrics(
         return sum(values) / len(values) if values else None
 
     def entropy(belongs) -> float | None:
-        return mean([h for rollout in rollouts if belongs(rollout.advantage) for h in rollout.entropies])
+        return mean(
+            [h for rollout in rollouts if belongs(rollout.advantage) for h in rollout.entropies]
+        )
 
     def discounted(rollout: Rollout) -> bool:
         chosen = s.applies_to == "all" or (s.applies_to == "negative" and rollout.advantage < 0)
@@ -300,7 +300,7 @@ def metrics(
         "horizon/removed": (mass - left) / mass if mass else None,
         **{f"clip/q{q}": mean([float(k == q) for _, k, _ in tokens]) for q in (1, 2, 3, 4)},
         "ratio/mean": mean([r for r, _, _ in tokens]),
-        "ratio/max": max((r for r, _, _ in tokens), default=0.0),
+        "ratio/max": max((r for r, _, _ in tokens), default=None),
         "kl/mean": mean([value for _, _, value in tokens]) if s.beta else None,
     }
     return {name: value for name, value in named.items() if value is not None}

@@ -6,13 +6,14 @@ import math
 from dataclasses import asdict, fields, replace
 
 import torch
-from reference import Result, Rollout, Settings, evaluate
 from torch import Tensor
 
 from asymgrpo import Objective, ObjectiveConfig, TokenBatch
+from reference import Result, Rollout, Settings, evaluate
 
 VOCAB = 50
 SEEDS = range(50)
+FEW_SEEDS = range(12)
 GARBAGE = (math.nan, math.inf, -math.inf, 1e30, -1e30, 0.0)
 
 
@@ -118,5 +119,3 @@ def rows_of(batch: TokenBatch, rows: Tensor | slice | list[int]) -> TokenBatch:
         if isinstance(value := getattr(batch, entry.name), Tensor) and value.dim() > 0
     }
     return replace(batch, **picked)
-
-

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from batches import SEEDS, expected, padded, random_batch, rows_of
+from batches import FEW_SEEDS, SEEDS, expected, padded, random_batch, rows_of
 
 from asymgrpo import ALGORITHMS, Objective, ObjectiveConfig, TokenBatch, algorithm
 from asymgrpo.objective.aggregate import AGGREGATES
@@ -17,35 +17,32 @@ FLOAT64 = {"rtol": 1e-11, "atol": 1e-13}
 FLOAT32 = {"rtol": 2e-5, "atol": 1e-6}
 
 
-def random_pieces(clip: str, level: str, seed: int) -> list[ObjectiveConfig]:
-    """One configuration for each aggregation, with every other leaf drawn."""
+def random_pieces(clip: str, level: str, seed: int) -> ObjectiveConfig:
+    """A configuration with every other leaf drawn, each aggregation in its turn."""
     draw = random.Random(f"{clip} {level} {seed}")
-    result = []
-    for aggregate in AGGREGATES:
-        bounds = {key: draw.choice((0.05, 0.2, 0.5)) for key in ("eps1", "eps2", "eps3", "eps4")}
-        config = algorithm(
-            "grpo",
-            clip=clip,
-            level=level,
-            aggregate=aggregate,
-            alpha=draw.choice((0.0, 0.5, 2.0)),
-            applies_to=draw.choice(("none", "all", "negative")),
-            normalize=draw.choice(("vocab", "none")),
-            inclusive=draw.random() < 0.5,
-            eps_low=draw.choice((0.1, 0.2, 1.0)),
-            eps_high=draw.choice((0.2, 0.28, 0.6)),
-            delta=draw.choice((1.7, 4.0)),
-            tau_positive=draw.choice((0.5, 1.0)),
-            tau_negative=draw.choice((1.05, 3.0)),
-            beta=draw.choice((0.0, 0.04, 1.0)),
-            estimator=draw.choice(("k1", "k2", "k3")),
-            bias_correction=draw.random() < 0.5,
-            entropy_bonus=draw.choice((0.0, 0.01, -0.3)),
-            top_entropy=draw.choice((1.0, 0.6, 0.2)),
-            **bounds,
-        )
-        result.append(config)
-    return result
+    aggregates = list(AGGREGATES)
+    bounds = {key: draw.choice((0.05, 0.2, 0.5)) for key in ("eps1", "eps2", "eps3", "eps4")}
+    return algorithm(
+        "grpo",
+        clip=clip,
+        level=level,
+        aggregate=aggregates[seed % len(aggregates)],
+        alpha=draw.choice((0.0, 0.5, 2.0)),
+        applies_to=draw.choice(("none", "all", "negative")),
+        normalize=draw.choice(("vocab", "none")),
+        inclusive=draw.random() < 0.5,
+        eps_low=draw.choice((0.1, 0.2, 1.0)),
+        eps_high=draw.choice((0.2, 0.28, 0.6)),
+        delta=draw.choice((1.7, 4.0)),
+        tau_positive=draw.choice((0.5, 1.0)),
+        tau_negative=draw.choice((1.05, 3.0)),
+        beta=draw.choice((0.0, 0.04, 1.0)),
+        estimator=draw.choice(("k1", "k2", "k3")),
+        bias_correction=draw.random() < 0.5,
+        entropy_bonus=draw.choice((0.0, 0.01, -0.3)),
+        top_entropy=draw.choice((1.0, 0.6, 0.2)),
+        **bounds,
+    )
 
 
 def random_options(batch: TokenBatch, seed: int) -> TokenBatch:
@@ -79,7 +76,10 @@ def check(config: ObjectiveConfig, batch: TokenBatch, tolerance: dict[str, float
     for name, rows in wanted.trace.items():
         column = getattr(out.tokens, name)
         torch.testing.assert_close(
-            column.double(), padded(rows, batch.mask), **tolerance, msg=lambda m, n=name: f"{n}: {m}"
+            column.double(),
+            padded(rows, batch.mask),
+            **tolerance,
+            msg=lambda m, n=name: f"{n}: {m}",
         )
     assert out.metrics.keys() == wanted.metrics.keys()
     for name, value in wanted.metrics.items():
@@ -93,8 +93,7 @@ def check(config: ObjectiveConfig, batch: TokenBatch, tolerance: dict[str, float
 def test_every_composition_in_float64(clip, level):
     for seed in SEEDS:
         batch = random_options(random_batch(seed), seed)
-        for config in random_pieces(clip, level, seed):
-            check(config, batch, FLOAT64)
+        check(random_pieces(clip, level, seed), batch, FLOAT64)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -106,7 +105,7 @@ def test_every_preset_in_float32(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_preset_far_off_policy(name):
     """Log-ratios up to some 15, within which nothing is held back."""
-    for seed in SEEDS:
+    for seed in FEW_SEEDS:
         check(algorithm(name), random_batch(seed, spread=4.0), FLOAT64)
 
 
@@ -137,7 +136,7 @@ def test_quadrants_are_counted_under_every_algorithm():
 
 
 def test_metrics_by_hand():
-    """Two rollouts of two tokens, on-policy; entropy log V a token, so D = 1/2, 1/4 at alpha log 2."""
+    """Two rollouts of two tokens, entropy log V each: at alpha = log 2, D is 1/2, then 1/4."""
     batch = TokenBatch(
         logps=torch.full((2, 2), -1.0, requires_grad=True),
         old_logps=None,

@@ -1,12 +1,12 @@
-"""Each piece against its loop, over 50 random ragged batches; derivatives against hand-made ones."""
+"""Each piece against its loop over 50 random ragged batches, derivatives too."""
 
 import math
 
 import pytest
-import reference
 import torch
 from batches import SEEDS, VOCAB, padded, random_batch, rollouts_of
 
+import reference
 from asymgrpo.objective.advantage import group_advantages
 from asymgrpo.objective.aggregate import AGGREGATES, aggregate
 from asymgrpo.objective.config import RatioConfig
@@ -125,7 +125,9 @@ def test_surrogate_and_its_derivative(config):
                 for r, logp in zip(rs, rollout.logps, strict=True)
             ]
             values.append([part[0] for part in parts])
-            slopes.append([by_r * r + direct for (_, by_r, direct), r in zip(parts, rs, strict=True)])
+            slopes.append(
+                [by_r * r + direct for (_, by_r, direct), r in zip(parts, rs, strict=True)]
+            )
             numbers.append([reference.quadrant(settings, r, rollout.advantage) for r in rs])
         value, slope, quadrant = (torch.where(batch.mask, x, 0) for x in (value, slope, quadrant))
         torch.testing.assert_close(value.detach(), padded(values, batch.mask), **EXACT)
