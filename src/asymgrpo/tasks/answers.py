@@ -49,7 +49,10 @@ _NUMBER = re.compile(
 _FORMULA = re.compile(
     r"\$\$([^$]+)\$\$|\$((?:[^$\\\n]|\\.)+)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
 )
-_SECOND_NUMBER = re.compile(r"(?:\bor\b|\band\b|[,;|&])\s*(?:\\?[$€£])?-?\d", re.IGNORECASE)
+_WORD = re.compile(r"\s?[A-Za-z\\^*°%]*")
+_SECOND_NUMBER = re.compile(
+    r"(?:\bor\b|\band\b|[,;|&]|(?<=\d)\s)\s*(?:\\?[$€£])?-?\d", re.IGNORECASE
+)
 
 
 def last_boxed(text: str) -> Statement | None:
@@ -154,10 +157,12 @@ def _number_of_clause(clause: str) -> str:
     result = clause.rpartition("=")[2].strip()
     if result and result != clause and read_quantity(result, any_unit=True):
         return result
-    numbers = [match[0] for match in _NUMBER.finditer(clause)]
-    if len(numbers) == 1 or (numbers and not _SECOND_NUMBER.search(clause)):
-        return numbers[0]
-    return clause
+    first = _NUMBER.search(clause)
+    if first is None or _SECOND_NUMBER.search(clause):
+        return clause
+    with_unit = first[0] + _WORD.match(clause, first.end())[0]  # type: ignore[index]
+    # "5 pi" and "5x" are not 5, while "5 apples for 3 people" are.
+    return first[0] if read_quantity(with_unit, any_unit=True) else clause
 
 
 def expression_answer(text: str) -> Statement | None:

@@ -42,8 +42,7 @@ class DataTask:
         rows = self._load(split)
         if rows is None:
             raise UserError(f"{self.name} has no {split} rows; {self._instead(split)}")
-        if split == "train" or self._rows.get("train"):
-            self._warn_of_leaks()
+        self._warn_of_leaks()
         return rows
 
     def prompt(self, example: Example) -> str:
@@ -101,8 +100,9 @@ class DataTask:
             )
 
     def _warn_of_leaks(self) -> None:
-        """Once, and only by rows that are at hand: a missing test split is no fault here."""
-        if self._compared:
+        """Once; of a file that serves as both splits only when both have been asked for."""
+        both_asked = len(self._rows) == len(SPLITS)
+        if self._compared or "train" not in self._rows or (self.source.shared and not both_asked):
             return
         self._compared = True
         train, test = self._load("train"), self._load("test")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from asymgrpo.errors import UserError
 from asymgrpo.tasks.base import Grade
 
@@ -12,8 +10,8 @@ class FailureGuard:
     """Counts failed grades; raises once they are more than `share` of at least `after` answers.
 
     >>> guard = FailureGuard()
-    >>> guard.count([Grade(1.0, "4", "equal"), Grade(0.0, None, "no result in time", failed=True)])
-    1
+    >>> guard.count(Grade(1.0, "4", "equal"))
+    >>> guard.count(Grade(0.0, None, "no result in time", failed=True))
     >>> guard.failed, guard.total
     (1, 2)
     """
@@ -24,19 +22,14 @@ class FailureGuard:
         self.failed = 0
         self.total = 0
 
-    def count(self, grades: Iterable[Grade]) -> int:
-        """Take in a batch; returns how many of it failed."""
-        failed = 0
-        reason = ""
-        for grade in grades:
-            self.total += 1
-            if grade.failed:
-                failed += 1
-                reason = grade.reason
-        self.failed += failed
-        if failed and self.total >= self.after and self.failed > self.share * self.total:
+    def count(self, grade: Grade) -> None:
+        """Take in one grade."""
+        self.total += 1
+        if not grade.failed:
+            return
+        self.failed += 1
+        if self.total >= self.after and self.failed > self.share * self.total:
             raise UserError(
                 f"the grader failed on {self.failed} of {self.total} answers, more than "
-                f"{self.share:.0%}; the last failure: {reason}"
+                f"{self.share:.0%}; the last failure: {grade.reason}"
             )
-        return failed

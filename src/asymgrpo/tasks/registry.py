@@ -78,9 +78,10 @@ def load_task(
     if bare in OWN_TASKS:
         _refuse_path(bare, path)
         return _own_task(bare, prompt, options)
-    if bare in _installed_gym_names():
-        raise UserError(f"no task {bare!r}; did you mean reasoning-gym:{bare}?")
-    raise UserError(f"no task {bare!r}{nearest(bare, task_names())}")
+    hint = nearest(bare, task_names())
+    if "did you mean" not in hint and bare in _installed_gym_names():
+        hint = f"; did you mean reasoning-gym:{bare}?"
+    raise UserError(f"no task {bare!r}{hint}")
 
 
 def _data_set(

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from asymgrpo.errors import UserError
 from asymgrpo.tasks.base import Example
 
 SPLITS = ("train", "test")
 
-Source = Callable[[str], "list[Example] | None"]
-"""A split's name to its rows, or None where the source has no such split."""
+
+class Source(Protocol):
+    """Where rows come from."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether one and the same rows serve as every split."""
+        ...
+
+    def __call__(self, split: str) -> list[Example] | None:
+        """The rows of a split, or None where there is no such split."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,7 @@ class HubSource:
     dataset: str
     config: str | None
     splits: dict[str, str]
+    shared: bool = False
 
     def __call__(self, split: str) -> list[Example] | None:
         if split not in self.splits:
@@ -52,6 +63,10 @@ class FileSource:
             raise UserError(f"no file or folder at {self.path}; pass --task-path with one")
         if self.path.is_dir() and not any((self.path / f"{s}.jsonl").exists() for s in SPLITS):
             raise UserError(f"no train.jsonl and no test.jsonl in the folder {self.path}")
+
+    @property
+    def shared(self) -> bool:
+        return self.path.is_file()
 
     def __call__(self, split: str) -> list[Example] | None:
         file = self.path / f"{split}.jsonl" if self.path.is_dir() else self.path
