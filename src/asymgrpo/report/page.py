@@ -116,7 +116,7 @@ def render(sources: Sequence[Source], comparison: Comparison, title: str | None 
         token_caption=_token_caption(pages),
         settings=settings,
         settings_caption=(
-            "What differs between the labels." if settings.differ else "The runs differ in nothing."
+            "What differs between the variants." if settings.differ else "The runs differ in nothing."
         ),
         runs=[_run_row(run) for run in sources],
     )
@@ -280,7 +280,7 @@ def about(sources: Sequence[Source]) -> str:
     labels = len(labels_of(sources))
     parts = [f"{len(sources)} run{'s' if len(sources) != 1 else ''}"]
     if labels > 1:
-        parts.append(f"{labels} labels")
+        parts.append(f"{labels} variants")
     for name, key in (("model", "model"), ("task", "task"), ("steps", "steps"), ("on", "device")):
         values = list(dict.fromkeys(str(run.record[key]) for run in sources if run.record.get(key)))
         if values:

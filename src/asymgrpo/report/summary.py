@@ -160,7 +160,10 @@ def _variance(variance: Variance | None) -> Cell:
     cell = estimate(variance.estimate, spec=".2g")
     if variance.ratio is None:
         return cell
-    return Cell(cell.value, f"{variance.ratio.value:.2g} × baseline", variance.estimate)
+    ratio = f"{variance.ratio.value:.2g} × baseline"
+    if variance.ratio.low is not None and variance.ratio.high is not None:
+        ratio += f" ({variance.ratio.low:.2g} to {variance.ratio.high:.2g})"
+    return Cell(cell.value, ratio, variance.estimate)
 
 
 def _collapse(summary: LabelSummary) -> Cell:
@@ -211,7 +214,8 @@ TRAINING: list[Column] = [
 def _pairs(comparison: Comparison) -> list[list[Pair]]:
     by_metric: dict[str, list[PairResult]] = {}
     for pair in comparison.pairs:
-        by_metric.setdefault(pair.metric, []).append(pair)
+        if pair.difference is not None:
+            by_metric.setdefault(pair.metric, []).append(pair)
     return [[_pair(pair, alike) for pair in alike] for alike in by_metric.values()]
 
 

@@ -175,6 +175,11 @@ function showTip(node) {
   tip.hidden = false;
   document.querySelector(".tok.current")?.classList.remove("current");
   node.classList.add("current");
+  placeTip(node);
+}
+
+function placeTip(node) {
+  const tip = at("tip");
   const box = node.getClientRects()[0] || node.getBoundingClientRect();
   const width = tip.offsetWidth, height = tip.offsetHeight;
   const left = Math.max(8, Math.min(box.left, innerWidth - width - 8));
@@ -188,6 +193,15 @@ function hideTip(force = false) {
   painted.pinned = null;
   at("tip").hidden = true;
   document.querySelector(".tok.current")?.classList.remove("current");
+}
+
+// The page scrolls under the numbers, also when the arrow keys bring a token into view.
+function followToken() {
+  const node = document.querySelector(".tok.current");
+  if (!node) return;
+  const box = node.getBoundingClientRect();
+  if (box.bottom < 0 || box.top > innerHeight) hideTip(true);
+  else placeTip(node);
 }
 
 function walk(event) {
@@ -223,5 +237,5 @@ function startTips() {
     if (first) showTip(first);
   });
   holder.addEventListener("focusout", () => hideTip());
-  addEventListener("scroll", () => hideTip(true), { passive: true });
+  addEventListener("scroll", followToken, { passive: true });
 }
