@@ -72,10 +72,25 @@ def student_t_quantiles(q: Array, df: int) -> Array:
         z = np.vectorize(NormalDist().inv_cdf)(q)
         return np.asarray(z + (z**3 + z) / (4 * df))
     tail = np.minimum(q, 1 - q)
-    # P(|T| > t) = I_x(df/2, 1/2) with x = df / (df + t^2): bisecting in x covers the heavy tails.
-    x = _bisect(lambda x: incomplete_beta(df / 2, 0.5, x), 2 * tail, 0.0, 1.0)
+    # Bisecting in cos^2 = df / (df + t^2), which lies in (0, 1), covers the heavy tails.
+    x = _bisect(lambda x: _t_tails(x, df), 2 * tail, 0.0, 1.0)
     size = np.sqrt(df * (1 - x) / np.maximum(x, 1e-300))
     return np.asarray(np.where(q < 0.5, -size, np.where(q > 0.5, size, 0.0)))
+
+
+def _t_tails(cos2: Array, df: int) -> Array:
+    """P(|T| > t) at cos^2 = df / (df + t^2): for whole df a finite sum."""
+    sine = np.sqrt(1 - cos2)
+    odd = df % 2
+    term = np.sqrt(cos2) if odd else np.ones_like(cos2)
+    total = np.zeros_like(cos2)
+    for i in range(df // 2):
+        total = total + term
+        term = term * cos2 * ((2 * i + 1 + odd) / (2 * i + 2 + odd))
+    if odd:
+        angle = np.arctan2(sine, np.sqrt(cos2))
+        return np.asarray(1 - 2 / math.pi * (angle + sine * total))
+    return np.asarray(1 - sine * total)
 
 
 @lru_cache(maxsize=1024)

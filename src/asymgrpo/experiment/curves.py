@@ -139,8 +139,8 @@ def pooled_draws(draws: Sequence[Array]) -> Array:
 def percentile_estimate(value: float, draws: Array) -> Estimate:
     """The value with the 2.5 % and 97.5 % points of its draws.
 
-    >>> percentile_estimate(0.5, np.linspace(0, 1, 41))
-    Estimate(value=0.5, low=0.025, high=0.975)
+    >>> percentile_estimate(20.0, np.arange(41.0))
+    Estimate(value=20.0, low=1.0, high=39.0)
     """
     low, high = np.quantile(draws, [_LOW, _HIGH])
     return Estimate(value, float(low), float(high))

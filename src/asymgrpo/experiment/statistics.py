@@ -10,6 +10,7 @@ freedom instead, around the observed spread. No torch.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -151,15 +152,18 @@ def more_seeds(
     4
     """
     normal = NormalDist()
-    for more in range(1, MORE_SEEDS_CAP + 1):
+    z = normal.inv_cdf(1 - level / 2)
+
+    def settles(more: int) -> bool:
         by_seeds = seed_variance * seeds / (seeds + more)
         t = student_t_quantile(1 - level / 2, seeds + more - 1)
-        z = normal.inv_cdf(1 - level / 2)
         half_width = math.sqrt(t**2 * by_seeds + z**2 * problem_variance)
         spread = math.sqrt(by_seeds + problem_variance)
-        if abs(difference) >= half_width + normal.inv_cdf(POWER) * spread:
-            return more
-    return None
+        return abs(difference) >= half_width + normal.inv_cdf(POWER) * spread
+
+    if not settles(MORE_SEEDS_CAP):
+        return None
+    return bisect_left(range(1, MORE_SEEDS_CAP), True, key=settles) + 1
 
 
 def problems_limit(difference: float, problem_variance: float, level: float) -> bool:

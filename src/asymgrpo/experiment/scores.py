@@ -1,0 +1,133 @@
+"""A run's evaluations as arrays: one value a problem, aligned over runs. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asymgrpo.errors import UserError
+from asymgrpo.evaluation.estimators import count_correct, pass_at_k
+from asymgrpo.experiment.comparison import RunData
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One evaluation: for every problem its samples and how many of them are correct."""
+
+    step: int
+    problems: tuple[str, ...]
+    samples: tuple[int, ...]
+    correct: tuple[int, ...]
+    ks: tuple[int, ...]
+    task: tuple[Any, Any]
+    """Task and split: scores of two that differ do not compare."""
+    drawn: tuple[Any, ...]
+    """How samples were drawn."""
+
+    def pass_at(self, k: int) -> Array:
+        """pass@k of every problem."""
+        known = {pair: pass_at_k(*pair, k) for pair in set(self._counts)}
+        return np.array([known[pair] for pair in self._counts])
+
+    @cached_property
+    def _counts(self) -> list[tuple[int, int]]:
+        return list(zip(self.samples, self.correct, strict=True))
+
+    @cached_property
+    def pass_at_1(self) -> float:
+        """The mean over its problems."""
+        return float(self.pass_at(1).mean())
+
+
+def read_scores(evaluation: Mapping[str, Any]) -> Scores:
+    """The scores in an evaluation record.
+
+    >>> record = {"step": 5, "task": "t", "problems": [{"id": 1, "scores": [1.0, 0.0]}]}
+    >>> read_scores(record).pass_at(1).tolist()
+    [0.5]
+    """
+    try:
+        rows = [(str(row["id"]), row["scores"]) for row in evaluation["problems"]]
+        step = int(evaluation["step"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"an evaluation record lacks {error}; evaluate the run anew") from None
+    if not rows or not all(scores for _, scores in rows):
+        raise UserError(f"the evaluation of step {step} has no scores; evaluate the run anew")
+    samples = tuple(len(scores) for _, scores in rows)
+    return Scores(
+        step=step,
+        problems=tuple(name for name, _ in rows),
+        samples=samples,
+        correct=tuple(count_correct(scores) for _, scores in rows),
+        ks=tuple(k for k in evaluation.get("k", ()) if k <= min(samples)),
+        task=(evaluation.get("task"), evaluation.get("split")),
+        drawn=(repr(evaluation.get("sampling")), evaluation.get("seed"), samples[0]),
+    )
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A run that was evaluated at least once."""
+
+    seed: int | None
+    evaluations: tuple[Scores, ...]
+    """By step."""
+
+    @property
+    def first(self) -> Scores | None:
+        """Before training, if that was measured."""
+        return self.evaluations[0] if self.evaluations[0].step == 0 else None
+
+    @property
+    def final(self) -> Scores:
+        return self.evaluations[-1]
+
+    @property
+    def peak(self) -> Scores:
+        """The best of those after step 0, the earliest of equals."""
+        trained = [scores for scores in self.evaluations if scores.step > 0]
+        return max(trained or self.evaluations, key=lambda scores: scores.pass_at_1)
+
+    def first_step_at(self, target: float) -> float | None:
+        """The first evaluated step with this pass@1."""
+        reached = (s.step for s in self.evaluations if s.pass_at_1 >= target)
+        return next((float(step) for step in reached), None)
+
+
+def evaluated_runs(runs: Sequence[RunData]) -> list[Evaluated]:
+    """The runs that have evaluations.
+
+    >>> evaluated_runs([RunData("grpo", "grpo", 0)])
+    []
+    """
+    return [
+        Evaluated(
+            run.seed,
+            tuple(sorted((read_scores(e) for e in run.evaluations), key=lambda s: s.step)),
+        )
+        for run in runs
+        if run.evaluations
+    ]
+
+
+def aligned(scores: Sequence[Scores], k: int) -> Array:
+    """pass@k of the problems that all `scores` have: [len(scores), P].
+
+    >>> one = read_scores({"step": 0, "problems": [{"id": i, "scores": [i]} for i in (0, 1)]})
+    >>> two = read_scores({"step": 0, "problems": [{"id": i, "scores": [i]} for i in (1, 2)]})
+    >>> aligned([one, two], 1).tolist()
+    [[1.0], [1.0]]
+    """
+    if len({s.problems for s in scores}) == 1:
+        return np.stack([s.pass_at(k) for s in scores])
+    common = set.intersection(*(set(s.problems) for s in scores))
+    order = [name for name in scores[0].problems if name in common]
+    values = [dict(zip(s.problems, s.pass_at(k).tolist(), strict=True)) for s in scores]
+    return np.array([[own[name] for name in order] for own in values]).reshape(len(scores), -1)
