@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import gold
+from stated_answers import gold
 
 from asymgrpo.tasks import Task, grade_many
 

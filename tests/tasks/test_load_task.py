@@ -126,7 +126,7 @@ def test_duplicates_and_leaks_are_counted(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.jsonl", [*others, others[0], ROW])
     write_rows(tmp_path / "test.jsonl", [ROW | {"question": "  what is 1 + 1? "}])
     task = load_task("gsm8k", path=tmp_path)
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="train rows") as caught:
         task.examples("train")
     messages = [str(warning.message) for warning in caught]
     # others[1] asks what ROW asks, so the last row repeats it, and both are in the test set.
@@ -287,7 +287,7 @@ def test_the_guard_stops_at_more_than_five_percent_of_at_least_fifty() -> None:
     guard = FailureGuard()
     for grade in [bad] * 2 + [good] * 47:
         guard.count(grade)
-    with pytest.raises(UserError, match="failed on 3 of 50 answers.*no result in time"):
+    with pytest.raises(UserError, match=r"failed on 3 of 50 answers.*no result in time"):
         guard.count(bad)
     early = FailureGuard()
     for _ in range(49):

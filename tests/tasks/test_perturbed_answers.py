@@ -6,7 +6,7 @@ import random
 from fractions import Fraction
 
 import pytest
-from conftest import STATEMENTS, gold
+from stated_answers import STATEMENTS, gold
 
 from asymgrpo.tasks import Example, Task, grade_many, load_task
 

@@ -17,8 +17,6 @@ from asymgrpo.tasks.safe_parsing import parse_expression  # noqa: E402
 
 # Slow to draw from (seconds a row), so one draw of each is enough here.
 SLOW = {"arc_agi", "codeio", "countdown", "futoshiki", "knight_swap", "sokoban", "zebra_puzzles"}
-# Its code snippets use the clock and unseeded randomness.
-UNSTABLE = {"codeio"}
 
 
 @pytest.mark.parametrize("name", gym_names())
@@ -57,6 +55,18 @@ def test_rows_are_seeded_lazy_and_indexed(chain_sum: Task) -> None:
     other = load_task("reasoning-gym:chain_sum?seed=5&size=7").examples("train")
     assert len(other) == len(list(other)) == 7
     assert [row["question"] for row in other] != [row["question"] for row in rows[:7]]
+
+
+def test_drawing_leaves_the_global_generators_alone() -> None:
+    import random
+
+    import numpy as np
+
+    random.seed(3), np.random.seed(3)
+    expected = random.random(), np.random.rand()
+    random.seed(3), np.random.seed(3)
+    _Generator("pool_matrix", {}, seed=0).draw(12)
+    assert (random.random(), np.random.rand()) == expected
 
 
 def test_options_reach_the_data_set() -> None:

@@ -154,7 +154,7 @@ def test_many_answers_do_not_score_by_chance(grader, text: str) -> None:
         ("\\$18.90", "1890 cents"),
         ("864 \\mbox{ inches}^2", "864 square inches"),
         ("10\\%", "0.1"),
-        ("\\begin{pmatrix} -1/3 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix}-\\frac13\\\\2\\end{pmatrix}"),
+        ("\\begin{pmatrix} -1/2 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix}-.5\\\\2\\end{pmatrix}"),
         ("11,\\! 111,\\! 111,\\! 100", "11111111100"),
     ],
 )  # fmt: skip

@@ -7,12 +7,16 @@ sandbox where that is replaced (`gym_scoring`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import random
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
+
+import numpy as np
 
 from asymgrpo.errors import UserError
 from asymgrpo.tasks.answers import LONGEST_TEXT, stated_answer
@@ -167,18 +171,22 @@ class _Generator:
         self._later: tuple[int, Any] | None = None
 
     def draw(self, number: int) -> Example:
+        with _own_randomness(number):
+            return dict(self._item(number))
+
+    def _item(self, number: int) -> Any:
         try:
             # Most data sets draw an item from its index alone, far beyond their size.
-            row = self._first[number]
+            return self._first[number]
         except IndexError:
             chunk, offset = divmod(number, _CHUNK)
             if self._later is None or self._later[0] != chunk:
                 self._later = (chunk, self._chunk(chunk))
-            row = self._later[1][offset]
-        return dict(row)
+            return self._later[1][offset]
 
     def _chunk(self, number: int) -> Any:
-        seed = zlib.crc32(f"{self._seed}:{number}".encode())
+        # Item numbers are added to the seed, and NumPy takes no seed beyond 32 bits.
+        seed = zlib.crc32(f"{self._seed}:{number}".encode()) >> 2
         try:
             config = self._config_class(**self._options, seed=seed, size=_CHUNK)
             if hasattr(config, "validate"):
@@ -187,6 +195,19 @@ class _Generator:
         except (AssertionError, TypeError, ValueError) as error:
             cause = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"reasoning-gym:{self.name} refuses its options: {cause}") from error
+
+
+@contextlib.contextmanager
+def _own_randomness(seed: int) -> Iterator[None]:
+    """Some data sets draw from the global generators: seed those, and leave them as they were."""
+    kept, kept_numpy = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(kept)
+        np.random.set_state(kept_numpy)
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
