@@ -74,7 +74,10 @@ def answer(numbers: list[int], rng: random.Random) -> tuple[str, str]:
         for n, total in zip(numbers[1:], totals[1:], strict=True)
     ]
     closing = rng.choice(CLOSINGS)
-    return way, f"{opening}{numbers[0]} {', '.join(steps)}.{closing} answer is {max(0, totals[-1])}."
+    return (
+        way,
+        f"{opening}{numbers[0]} {', '.join(steps)}.{closing} answer is {max(0, totals[-1])}.",
+    )
 
 
 def way_of(completion: str) -> str:
@@ -173,7 +176,7 @@ def learning_rate(progress: float, peak: float) -> float:
 
 
 def train(model: Qwen2ForCausalLM, corpus: Corpus, args: argparse.Namespace) -> dict[str, float]:
-    """Next-token loss on the answers alone; stops at the steps or at the seconds, what comes first."""
+    """Next-token loss on the answers alone, for so many steps or seconds, what is less."""
     device = next(model.parameters()).device
     tokens, prompt_lengths, lengths = (torch.as_tensor(a).to(device) for a in corpus)
     positions = torch.arange(tokens.shape[1], device=device)
@@ -197,7 +200,9 @@ def train(model: Qwen2ForCausalLM, corpus: Corpus, args: argparse.Namespace) -> 
         optimizer.step()
         step += 1
         if step % args.log_every == 0:
-            print(f"step {step} loss {loss.item():.4f} {time.monotonic() - started:.0f} s", flush=True)
+            print(
+                f"step {step} loss {loss.item():.4f} {time.monotonic() - started:.0f} s", flush=True
+            )
         progress = max(step / args.steps, (time.monotonic() - started) / args.max_seconds)
     return {"steps": step, "seconds": round(time.monotonic() - started, 1), "loss": loss.item()}
 
@@ -261,8 +266,9 @@ def main() -> None:
     started = time.monotonic()
     corpus = build_corpus(args.rows, args.workers)
     print(
-        f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens, {args.rows:,} rows of "
-        f"{corpus.lengths.mean():.1f} (at most {corpus.lengths.max()}) tokens in {time.monotonic() - started:.0f} s",
+        f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens; {args.rows:,} rows of "
+        f"{corpus.lengths.mean():.1f} tokens, at most {corpus.lengths.max()}, in "
+        f"{time.monotonic() - started:.0f} s",
         flush=True,
     )
     training = train(model, corpus, args)
