@@ -169,13 +169,13 @@ for cap, temperature, scale in ((None, 1.0, 1.0), (4.0, 0.7, 1.5)):
     outputs = []
     for fold in (tiles.fold, kernels.fold_tile):
         torch.manual_seed(1)
-        state = _Running(*torch.zeros(5, 7))
+        state = _Running(*torch.zeros(4, 7))
         state.maximum.fill_(-1e30)
-        kept = []
+        found = torch.randn(7, 1030)
+        kept = [found]
         for start, width in ((0, 70), (70, 31), (101, 20)):
             tile = torch.randn(7, width) * 6
-            kept.append(fold(tile, targets - start, state, head, torch.float32).clone())
-            kept.append(state.rescale.clone())
+            kept.append(fold(tile, targets, start, state, head, torch.float32, found))
         states.append(state)
         outputs.append(kept)
     for ours, theirs in zip([*states[1], *outputs[1]], [*states[0], *outputs[0]]):
@@ -183,7 +183,7 @@ for cap, temperature, scale in ((None, 1.0, 1.0), (4.0, 0.7, 1.5)):
     tile = torch.randn(7, 70)
     rows = [torch.randn(7) for _ in range(4)]
     for logps, entropies in ((rows[2], rows[3]), (None, rows[3]), (rows[2], None)):
-        arguments = (tile, targets, rows[0] + 4, rows[1], logps, entropies, head, torch.float32)
+        arguments = (tile, targets, 30, rows[0] + 4, rows[1], logps, entropies, head, torch.float32)
         torch.testing.assert_close(
             kernels.gradient_tile(*arguments), tiles.gradient(*arguments), rtol=1e-5, atol=1e-5
         )

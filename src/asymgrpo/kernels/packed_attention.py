@@ -124,6 +124,11 @@ def _flex(
 
     # Inside a compiled layer flex attention is compiled with it.
     attend = flex_attention if torch.compiler.is_compiling() or not query.is_cuda else _compiled()
+    # A prompt's keys gather gradients from its whole group in one program a key head. Keys copied
+    # to every query head make several times as many programs of as much less work each.
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
     attended = attend(
         query,
         key,
@@ -131,7 +136,6 @@ def _flex(
         score_mod=None if softcap is None else capped,
         block_mask=mask,
         scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
     )
     assert isinstance(attended, Tensor)
     return attended.transpose(1, 2)

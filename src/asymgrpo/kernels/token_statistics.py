@@ -48,7 +48,6 @@ class _Running(NamedTuple):
     total: Tensor  # sum of exp(z - maximum)
     weighted: Tensor  # sum of exp(z - maximum) (z - maximum)
     target: Tensor  # z of the target
-    rescale: Tensor  # what the last tile's new maximum multiplies earlier sums by
 
 
 def token_statistics(
@@ -143,7 +142,8 @@ class _TokenStatistics(torch.autograd.Function):
                 tile = tiles.logits(inputs, columns, bias, words)
                 tile = tiles.gradient(
                     tile,
-                    targets[rows] - words.start,
+                    targets[rows],
+                    words.start,
                     normalisers[rows],
                     entropies[rows],
                     None if grad_logps is None else grad_logps[rows],
@@ -200,7 +200,7 @@ def _fold_rows(
 ) -> tuple[_Running, Tensor | None]:
     """Running sums of `hidden` [n, D] over the vocabulary; the direction's sum over j != t."""
     accumulate = torch.promote_types(dtype, torch.float32)
-    state = _Running(*torch.zeros(5, len(hidden), dtype=accumulate, device=hidden.device))
+    state = _Running(*torch.zeros(4, len(hidden), dtype=accumulate, device=hidden.device))
     state.maximum.fill_(-1e30)
     inputs = hidden.to(dtype)
     found = None
@@ -210,11 +210,9 @@ def _fold_rows(
         columns = head.weight[words].to(dtype)
         tile = tiles.logits(inputs, columns, head.bias, words)
         factors = tiles.fold(
-            tile, targets - words.start, state, head, dtype if want_direction else None
+            tile, targets, words.start, state, head, dtype if want_direction else None, found
         )
         if found is not None and factors is not None:
-            if words.start:
-                found.mul_(state.rescale.unsqueeze(1))
             tiles.add_product(found, factors, columns)
     return state, found
 

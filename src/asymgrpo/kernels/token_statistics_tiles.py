@@ -27,41 +27,50 @@ def logits(inputs: Tensor, columns: Tensor, bias: Tensor | None, words: slice) -
 
 
 def fold(
-    tile: Tensor, local_targets: Tensor, state: _Running, head: Head, factors: torch.dtype | None
+    tile: Tensor,
+    targets: Tensor,
+    first_word: int,
+    state: _Running,
+    head: Head,
+    dtype: torch.dtype | None,
+    found: Tensor | None,
 ) -> Tensor | None:
-    """Fold a tile into `state` in place.
+    """Fold a tile of the words from `first_word` on into `state`, in place.
 
-    Where `factors` names a dtype, return exp(z - maximum) z' with zeros at the targets. A target
-    outside the tile has a local index below zero or beyond the tile.
+    Where `dtype` and `found` are given, return exp(z - maximum) z' in that dtype, with zeros at the
+    targets, and bring `found` [n, D] to the new maximum.
     """
     if _on_triton(tile):
         from asymgrpo.kernels.token_statistics_triton import fold_tile
 
-        return fold_tile(tile, local_targets, state, head, factors)
+        return fold_tile(tile, targets, first_word, state, head, dtype, found)
     z = _transform(tile, head)
     maximum = torch.maximum(state.maximum, z.amax(1))
     shift = state.maximum - maximum
-    torch.exp(shift, out=state.rescale)
-    inside, clamped = _inside(local_targets, tile.shape[1])
+    rescale = shift.exp()
+    inside, clamped = _inside(targets - first_word, tile.shape[1])
     state.target.copy_(torch.where(inside, z.gather(1, clamped).squeeze(1), state.target))
     z -= maximum.unsqueeze(1)
     exponentials = z.exp()
-    state.weighted.add_(state.total * shift).mul_(state.rescale)
+    state.weighted.add_(state.total * shift).mul_(rescale)
     state.weighted.add_((exponentials * z).sum(1))
-    state.total.mul_(state.rescale).add_(exponentials.sum(1))
+    state.total.mul_(rescale).add_(exponentials.sum(1))
     state.maximum.copy_(maximum)
-    if factors is None:
+    if dtype is None or found is None:
         return None
+    if first_word:
+        found.mul_(rescale.unsqueeze(1))
     kept = exponentials.gather(1, clamped).masked_fill(inside.unsqueeze(1), 0.0)
     exponentials.scatter_(1, clamped, kept)
     if head.soft_cap is not None:
         exponentials *= slope((z + maximum.unsqueeze(1)) * head.temperature, head)
-    return exponentials.to(factors)
+    return exponentials.to(dtype)
 
 
 def gradient(
     tile: Tensor,
-    local_targets: Tensor,
+    targets: Tensor,
+    first_word: int,
     normalisers: Tensor,
     entropies: Tensor,
     grad_logps: Tensor | None,
@@ -74,7 +83,15 @@ def gradient(
         from asymgrpo.kernels.token_statistics_triton import gradient_tile
 
         return gradient_tile(
-            tile, local_targets, normalisers, entropies, grad_logps, grad_entropies, head, dtype
+            tile,
+            targets,
+            first_word,
+            normalisers,
+            entropies,
+            grad_logps,
+            grad_entropies,
+            head,
+            dtype,
         )
     z = _transform(tile, head)
     log_p = z - normalisers.unsqueeze(1)
@@ -82,7 +99,7 @@ def gradient(
     result = torch.zeros_like(z)
     if grad_logps is not None:
         result -= grad_logps.unsqueeze(1) * p
-        inside, clamped = _inside(local_targets, tile.shape[1])
+        inside, clamped = _inside(targets - first_word, tile.shape[1])
         result.scatter_add_(1, clamped, (grad_logps * inside).unsqueeze(1))
     if grad_entropies is not None:
         # d H / d z_j = -p_j (log p_j + H)

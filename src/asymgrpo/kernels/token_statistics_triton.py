@@ -28,68 +28,60 @@ def _capped(raw, logit_scale, cap, HAS_CAP: tl.constexpr):  # type: ignore[no-un
 def _fold_kernel(  # type: ignore[no-untyped-def]
     tile_ptr,
     factors_ptr,
+    found_ptr,
     targets_ptr,
     maximum_ptr,
     total_ptr,
     weighted_ptr,
     target_ptr,
-    rescale_ptr,
+    first_word,
     width,
-    tile_stride,
-    factors_stride,
+    depth,
     logit_scale,
     cap,
     inverse_temperature,
     HAS_CAP: tl.constexpr,
     WRITE: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPTH_BLOCK: tl.constexpr,
 ):
-    # One program a token. The first pass finds the row's maximum, the second sums relative to it;
-    # the row is still in the cache for the second.
+    # One program a token, its whole row of the tile in registers.
     row = tl.program_id(0).to(tl.int64)
-    tile_row = tile_ptr + row * tile_stride
-    factors_row = factors_ptr + row * factors_stride
-    local_target = tl.load(targets_ptr + row)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    local_target = tl.load(targets_ptr + row) - first_word
     old_maximum = tl.load(maximum_ptr + row)
-    lanes = tl.arange(0, BLOCK)
-
-    highest = tl.full((BLOCK,), -1e30, tl.float32)
-    for start in range(0, width, BLOCK):
-        columns = start + lanes
-        raw = tl.load(tile_row + columns, mask=columns < width, other=0.0)
-        z = _capped(raw, logit_scale, cap, HAS_CAP) * inverse_temperature
-        highest = tl.maximum(highest, tl.where(columns < width, z, -1e30))
-    maximum = tl.maximum(old_maximum, tl.max(highest, axis=0))
-
-    totals = tl.zeros((BLOCK,), tl.float32)
-    weighteds = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, width, BLOCK):
-        columns = start + lanes
-        inside = columns < width
-        raw = tl.load(tile_row + columns, mask=inside, other=0.0)
-        capped = _capped(raw, logit_scale, cap, HAS_CAP)
-        z = tl.where(inside, capped * inverse_temperature - maximum, 0.0)
-        exponential = tl.where(inside, tl.exp(z), 0.0)
-        totals += exponential
-        weighteds += exponential * z
-        if WRITE:
-            factor = tl.where(columns == local_target, 0.0, exponential)
-            if HAS_CAP:
-                factor *= 1 - (capped / cap) * (capped / cap)
-            tl.store(factors_row + columns, factor.to(factors_ptr.dtype.element_ty), mask=inside)
-
-    shift = old_maximum - maximum
-    rescale = tl.exp(shift)
     old_total = tl.load(total_ptr + row)
     old_weighted = tl.load(weighted_ptr + row)
-    tl.store(weighted_ptr + row, (old_weighted + old_total * shift) * rescale + tl.sum(weighteds))
-    tl.store(total_ptr + row, old_total * rescale + tl.sum(totals))
-    tl.store(maximum_ptr + row, maximum)
-    tl.store(rescale_ptr + row, rescale)
+
+    raw = tl.load(tile_ptr + row * width + columns, mask=inside, other=0.0)
+    capped = _capped(raw, logit_scale, cap, HAS_CAP)
+    z = tl.where(inside, capped * inverse_temperature, -1e30)
     if (local_target >= 0) & (local_target < width):
-        raw = tl.load(tile_row + local_target)
-        z = _capped(raw, logit_scale, cap, HAS_CAP) * inverse_temperature
-        tl.store(target_ptr + row, z)
+        hit = tl.sum(tl.where(columns == local_target, z, 0.0), axis=0)
+        tl.store(target_ptr + row, hit)
+    maximum = tl.maximum(old_maximum, tl.max(z, axis=0))
+    z = tl.where(inside, z - maximum, 0.0)
+    exponential = tl.where(inside, tl.exp(z), 0.0)
+    shift = old_maximum - maximum
+    rescale = tl.exp(shift)
+    weighted = (old_weighted + old_total * shift) * rescale + tl.sum(exponential * z, axis=0)
+    tl.store(weighted_ptr + row, weighted)
+    tl.store(total_ptr + row, old_total * rescale + tl.sum(exponential, axis=0))
+    tl.store(maximum_ptr + row, maximum)
+    if WRITE:
+        factor = tl.where(columns == local_target, 0.0, exponential)
+        if HAS_CAP:
+            factor *= 1 - (capped / cap) * (capped / cap)
+        factor = factor.to(factors_ptr.dtype.element_ty)
+        tl.store(factors_ptr + row * width + columns, factor, mask=inside)
+        # The maximum rarely moves after the first tiles; then nothing is to be rescaled.
+        if (rescale != 1.0) & (first_word > 0):
+            for start in range(0, depth, DEPTH_BLOCK):
+                lanes = start + tl.arange(0, DEPTH_BLOCK)
+                place = found_ptr + row * depth + lanes
+                value = tl.load(place, mask=lanes < depth, other=0.0)
+                tl.store(place, value * rescale, mask=lanes < depth)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -101,9 +93,8 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     entropies_ptr,
     grad_logps_ptr,
     grad_entropies_ptr,
+    first_word,
     width,
-    tile_stride,
-    result_stride,
     logit_scale,
     cap,
     inverse_temperature,
@@ -115,13 +106,13 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    raw = tl.load(tile_ptr + row * tile_stride + columns, mask=inside, other=0.0)
+    raw = tl.load(tile_ptr + row * width + columns, mask=inside, other=0.0)
     capped = _capped(raw, logit_scale, cap, HAS_CAP)
     log_p = capped * inverse_temperature - tl.load(normalisers_ptr + row)
     p = tl.exp(log_p)
     result = tl.zeros((BLOCK,), tl.float32)
     if HAS_LOGPS:
-        hit = tl.where(columns == tl.load(targets_ptr + row), 1.0, 0.0)
+        hit = tl.where(columns == tl.load(targets_ptr + row) - first_word, 1.0, 0.0)
         result += tl.load(grad_logps_ptr + row) * (hit - p)
     if HAS_ENTROPIES:
         entropy = tl.load(entropies_ptr + row)
@@ -130,41 +121,49 @@ def _gradient_kernel(  # type: ignore[no-untyped-def]
         result *= 1 - (capped / cap) * (capped / cap)
     result *= logit_scale * inverse_temperature
     result = result.to(result_ptr.dtype.element_ty)
-    tl.store(result_ptr + row * result_stride + columns, result, mask=inside)
+    tl.store(result_ptr + row * width + columns, result, mask=inside)
 
 
 def fold_tile(
-    tile: Tensor, local_targets: Tensor, state: _Running, head: Head, factors: torch.dtype | None
+    tile: Tensor,
+    targets: Tensor,
+    first_word: int,
+    state: _Running,
+    head: Head,
+    dtype: torch.dtype | None,
+    found: Tensor | None,
 ) -> Tensor | None:
-    """Fold `tile` [n, words] into `state`; the tensor of factors where `factors` is a dtype."""
-    written = None if factors is None else torch.empty_like(tile, dtype=factors)
-    out = tile if written is None else written
+    """Fold `tile` [n, words] into `state`; the factors in `dtype` where it is given."""
+    written = None if dtype is None else torch.empty_like(tile, dtype=dtype)
+    block = triton.next_power_of_2(tile.shape[1])
     _fold_kernel[(len(tile),)](
         tile,
-        out,
-        local_targets,
+        tile if written is None else written,
+        state.total if found is None else found,
+        targets,
         state.maximum,
         state.total,
         state.weighted,
         state.target,
-        state.rescale,
+        first_word,
         tile.shape[1],
-        tile.stride(0),
-        out.stride(0),
+        0 if found is None else found.shape[1],
         float(head.logit_scale),
         float(head.soft_cap or 1.0),
         1.0 / head.temperature,
         HAS_CAP=head.soft_cap is not None,
         WRITE=written is not None,
-        BLOCK=_BLOCK,
-        num_warps=8,
+        BLOCK=block,
+        DEPTH_BLOCK=1024,
+        num_warps=min(16, max(4, block // 1024)),
     )
     return written
 
 
 def gradient_tile(
     tile: Tensor,
-    local_targets: Tensor,
+    targets: Tensor,
+    first_word: int,
     normalisers: Tensor,
     entropies: Tensor,
     grad_logps: Tensor | None,
@@ -177,14 +176,13 @@ def gradient_tile(
     _gradient_kernel[(len(tile), triton.cdiv(tile.shape[1], _BLOCK))](
         tile,
         result,
-        local_targets,
+        targets,
         normalisers,
         entropies,
         normalisers if grad_logps is None else grad_logps.contiguous(),
         normalisers if grad_entropies is None else grad_entropies.contiguous(),
+        first_word,
         tile.shape[1],
-        tile.stride(0),
-        result.stride(0),
         float(head.logit_scale),
         float(head.soft_cap or 1.0),
         1.0 / head.temperature,
