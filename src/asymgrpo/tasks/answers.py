@@ -34,7 +34,8 @@ _BRACES = re.compile(r"\\(?:boxed|fbox|framebox)\s*(\{)|\\[{}\\]|[{}]")
 _BARE_BOX = re.compile(r"\\boxed\s+([^\s{}$]+)")
 _MARKER = re.compile(r"####[ \t]*([^\n]*)")
 _SENTENCE = re.compile(
-    r"\banswer(?:\s+to\s[^.\n:]{0,80})?(?:\*\*)?\s*(?:is|=|:)(?:\*\*)?\s*:?\s*(?=\S)",
+    r"\banswer(?:(?:\s+to\s[^.\n:]{0,80}?)?(?:\*\*)?\s+(?:is|=)|(?:\*\*)?\s*[:=])"
+    r"(?:\*\*)?\s*:?\s*(?=\S)",
     re.IGNORECASE,
 )
 _MATHS = re.compile(r"[\d$\\]")
@@ -146,8 +147,17 @@ def numeric_answer(text: str) -> Statement | None:
         return stated
     if stated is not None and re.search(r"\d", stated.text):
         return Statement(_number_of_clause(stated.text), stated.start, stated.kind)
-    last = next(_latest(_NUMBER, text), None)
-    return None if last is None else Statement(last[0], last.start(), "number")
+    return _last_number(text)
+
+
+def _last_number(text: str) -> Statement | None:
+    """Looks at the end first: a match well inside it does not depend on what comes before."""
+    for size in (200, LONGEST_TEXT):
+        end = text[-size:]
+        last = next(_latest(_NUMBER, end), None)
+        if last is not None and (last.start() > 60 or len(end) == len(text)):
+            return Statement(last[0], len(text) - len(end) + last.start(), "number")
+    return None
 
 
 def _number_of_clause(clause: str) -> str:
@@ -176,10 +186,10 @@ def expression_answer(text: str) -> Statement | None:
     if stated is not None:
         return stated if stated.kind != "sentence" else _expression_of_sentence(text, stated)
     formula = next(_latest(_FORMULA, text), None)
-    number = next(_latest(_NUMBER, text), None)
-    if formula is not None and (number is None or formula.end() >= number.end()):
+    number = _last_number(text)
+    if formula is not None and (number is None or formula.end() > number.start):
         return Statement(_inside(formula), formula.start(), "formula")
-    return None if number is None else Statement(number[0], number.start(), "number")
+    return number
 
 
 def _expression_of_sentence(text: str, sentence: Statement) -> Statement:
