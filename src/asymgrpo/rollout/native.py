@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from .attention import ATTENTION, PassingCache, attending_to
 from .plain import Sampled, decode_plain, prompt_cache
 from .prompts import Group, Row, grouped, waves
 from .records import Rollout, Sampling
+
+if TYPE_CHECKING:
+    from .graphs import GraphDecoder
 
 MOST_ROWS = 512
 """Rollouts decoded together."""
@@ -40,8 +44,12 @@ class NativeEngine:
         *,
         stop_token_ids: Sequence[int] | None = None,
         most_rows: int = MOST_ROWS,
+        on_note: Callable[[str], None] | None = None,
     ) -> None:
-        """`stop_token_ids` replaces the end tokens of the tokenizer and the generation config."""
+        """`stop_token_ids` replaces the end tokens of the tokenizer and the generation config.
+
+        `on_note` receives the lines that say what is being compiled; they go to stderr without it.
+        """
         reason = inspection.unsupported(model)
         if reason is not None:
             raise NotImplementedError(reason)
@@ -53,6 +61,9 @@ class NativeEngine:
             else tuple(stop_token_ids)
         )
         self._first = inspection.first_token(model, tokenizer)
+        self._vocab = int(inspection.text_config(model).vocab_size)
+        self._on_note = on_note or _to_stderr
+        self._graphs: GraphDecoder | None = None
 
     def generate(
         self,
@@ -76,7 +87,7 @@ class NativeEngine:
                 on_progress(done, len(prompts))
 
         with inspection.decoding(self.model, ATTENTION):
-            for wave in waves(groups, self.most_rows):
+            for wave in waves(groups, self._rows_at_once(groups)):
                 sampled = self._decode(wave, filters_of(sampling), on_done)
                 _collect(wave, sampled, rollouts)
         return [rollout for rollout in rollouts if rollout is not None]
@@ -86,7 +97,7 @@ class NativeEngine:
 
         The first `split - 1` tokens go through the prompt's pass, the others through decoding.
         """
-        device = next(self.model.parameters()).device
+        device = self.device
         with inspection.decoding(self.model, ATTENTION):
             group = Group(tuple(tokens[:split]), (Row(0, 0, len(tokens)),))
             cache = prompt_cache([group], self._forward, device)
@@ -102,10 +113,43 @@ class NativeEngine:
     def _decode(
         self, wave: Sequence[Group], filters: Filters, on_done: Callable[[int], None]
     ) -> Sampled:
-        device = next(self.model.parameters()).device
-        stops = torch.tensor(self._stops, dtype=torch.long, device=device)
-        vocab = int(inspection.text_config(self.model).vocab_size)
-        return decode_plain(wave, self._forward, filters, stops, vocab, on_done)
+        stops = torch.tensor(self._stops, dtype=torch.long, device=self.device)
+        graphs = self._graph_decoder()
+        if graphs is not None:
+            return graphs.decode(wave, filters, stops, on_done)
+        return decode_plain(wave, self._forward, filters, stops, self._vocab, on_done)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters lie now."""
+        return next(self.model.parameters()).device
+
+    def release(self) -> None:
+        """Frees what is kept on a GPU between calls; the next call makes it anew."""
+        if self._graphs is not None:
+            self._graphs.release()
+
+    def _graph_decoder(self) -> GraphDecoder | None:
+        """The decoder in graphs, where there is a device for them."""
+        device = self.device
+        if device.type != "cuda":
+            return None
+        if self._graphs is None or self._graphs.device != device:
+            # Imported here: it needs Triton, which a machine without a GPU may not have.
+            from .graphs import GraphDecoder
+
+            self._graphs = GraphDecoder(self.model, self._forward, self._vocab, self._on_note)
+        return self._graphs
+
+    def _rows_at_once(self, groups: Sequence[Group]) -> int:
+        """As many rows as the device has room for the keys and values of."""
+        graphs = self._graph_decoder()
+        if graphs is None or not groups:
+            return self.most_rows
+        free = torch.cuda.mem_get_info(self.device)[0]
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        longest = max(len(group.prompt) + row.limit for group in groups for row in group.rows)
+        return max(1, min(self.most_rows, int(0.7 * free) // (graphs.token_bytes() * longest)))
 
     def _forward(self, tokens: Tensor, positions: Tensor, cache: PassingCache) -> Tensor:
         output = self.model(
@@ -117,6 +161,10 @@ class NativeEngine:
         )
         logits: Tensor = output.logits[:, -1]
         return logits
+
+
+def _to_stderr(line: str) -> None:
+    print(f"native engine: {line}", file=sys.stderr, flush=True)
 
 
 def filters_of(sampling: Sampling) -> Filters:

@@ -1,0 +1,257 @@
+"""One pass over the logits: a token by seed, its log-prob, the entropy, and the bookkeeping.
+
+The same draw as `sampling.draw` without filters, with the same noise, on the device and in parts:
+a step of a captured graph ends with its rows ready for the next. Letters: `B` rows, `V` tokens.
+"""
+
+# Kernels have no types that mypy could check.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .sampling import LARGEST
+
+PARTS = 16
+FIELDS = 5
+"""Of a part: the highest logit, the mass, the entropy's sum, the best score, the best token."""
+
+_FINEST = tl.constexpr(LARGEST)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The state of the rows of a batch, on the device, int64 `[B]` each."""
+
+    token: Tensor
+    """To be taken in next."""
+    position: Tensor
+    """Of that token in its context."""
+    seed: Tensor
+    count: Tensor
+    """Tokens sampled so far."""
+    limit: Tensor
+    alive: Tensor
+    finished: Tensor
+    """1 once a stop token was drawn."""
+    place: Tensor
+    """The row of the results that this row writes."""
+    slot: Tensor
+    """Where the token's keys and values go in the pool."""
+    own_count: Tensor
+    """Of the pool's slots that are the row's own, that of the token included."""
+
+
+@triton.jit
+def _mixed(x):
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _parts(
+    logits,
+    seeds,
+    counts,
+    parts,
+    V,
+    share,
+    temperature,
+    N_PARTS: tl.constexpr,
+    N_FIELDS: tl.constexpr,
+    GREEDY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row, part = tl.program_id(0), tl.program_id(1)
+    golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
+    seed = tl.load(seeds + row).to(tl.uint64, bitcast=True)
+    step = tl.load(counts + row).to(tl.uint64, bitcast=True)
+    key = _mixed(_mixed(seed + golden) + step * golden)
+    top = tl.full((BLOCK,), -1e30, tl.float32)
+    mass = tl.zeros((BLOCK,), tl.float32)
+    spread = tl.zeros((BLOCK,), tl.float32)
+    best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    chosen = tl.zeros((BLOCK,), tl.int32)
+    begin = part * share
+    end = tl.minimum(begin + share, V)
+    for start in range(begin, end, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        inside = token < end
+        x = tl.load(logits + row.to(tl.int64) * V + token, mask=inside, other=-1e30).to(tl.float32)
+        x = tl.maximum(x / temperature, -1e30)
+        higher = tl.maximum(top, x)
+        decay = tl.exp(top - higher)
+        weight = tl.where(inside, tl.exp(x - higher), 0.0)
+        # The sum of (x - top) exp(x - top), moved along when the top moves.
+        spread = decay * (spread + (top - higher) * mass) + (x - higher) * weight
+        mass = mass * decay + weight
+        top = higher
+        score = x
+        if not GREEDY:
+            bits = _mixed(key + (token + 1).to(tl.uint64) * golden) >> 32
+            uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, _FINEST)
+            series = uniform * (1 + uniform * (0.5 + uniform * (1.0 / 3 + uniform * 0.25)))
+            exponential = tl.where(uniform < 0.01, series, -tl.log(1 - uniform))
+            score = x - tl.log(exponential)
+        score = tl.where(inside, score, -float("inf"))
+        better = score > best
+        best = tl.where(better, score, best)
+        chosen = tl.where(better, token, chosen)
+    highest = tl.max(top, 0)
+    decay = tl.exp(top - highest)
+    spread = tl.sum(decay * (spread + (top - highest) * mass), 0)
+    mass = tl.sum(mass * decay, 0)
+    winner = tl.max(best, 0)
+    # The first of equal scores wins, as with argmax.
+    first = tl.min(tl.where(best == winner, chosen, 2147483647), 0)
+    at = parts + (row * N_PARTS + part) * N_FIELDS
+    tl.store(at, highest)
+    tl.store(at + 1, mass)
+    tl.store(at + 2, spread)
+    tl.store(at + 3, winner)
+    tl.store(at + 4, first.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _chosen(
+    logits,
+    parts,
+    tokens,
+    logps,
+    entropies,
+    V,
+    temperature,
+    N_PARTS: tl.constexpr,
+    N_FIELDS: tl.constexpr,
+):
+    row = tl.program_id(0)
+    at = parts + (row * N_PARTS + tl.arange(0, N_PARTS)) * N_FIELDS
+    top = tl.load(at)
+    highest = tl.max(top, 0)
+    decay = tl.exp(top - highest)
+    masses = tl.load(at + 1)
+    mass = tl.sum(masses * decay, 0)
+    spread = tl.sum(decay * (tl.load(at + 2) + (top - highest) * masses), 0)
+    scores = tl.load(at + 3)
+    candidates = tl.load(at + 4).to(tl.int32, bitcast=True)
+    token = tl.min(tl.where(scores == tl.max(scores, 0), candidates, 2147483647), 0)
+    x = tl.load(logits + row.to(tl.int64) * V + token).to(tl.float32) / temperature
+    log_mass = tl.log(mass)
+    tl.store(tokens + row, token.to(tl.int64))
+    tl.store(logps + row, x - highest - log_mass)
+    tl.store(entropies + row, log_mass - spread / mass)
+
+
+def draw_plain(
+    logits: Tensor, seeds: Tensor, counts: Tensor, temperature: float, greedy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits `[B, V]` to tokens, log-probs and entropies `[B]`, as `sampling.draw` gives them."""
+    rows, vocab = logits.shape
+    temperature = 1.0 if greedy else temperature
+    parts = torch.empty(rows, PARTS, FIELDS, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.long, device=logits.device)
+    logps, entropies = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
+    block = min(1024, triton.next_power_of_2(triton.cdiv(vocab, PARTS)))
+    share = triton.cdiv(triton.cdiv(vocab, PARTS), block) * block
+    _parts[(rows, PARTS)](
+        logits,
+        seeds,
+        counts,
+        parts,
+        vocab,
+        share,
+        temperature,
+        N_PARTS=PARTS,
+        N_FIELDS=FIELDS,
+        GREEDY=greedy,
+        BLOCK=block,
+        num_warps=4,
+    )
+    _chosen[(rows,)](
+        logits,
+        parts,
+        tokens,
+        logps,
+        entropies,
+        vocab,
+        temperature,
+        N_PARTS=PARTS,
+        N_FIELDS=FIELDS,
+        num_warps=1,
+    )
+    return tokens, logps, entropies
+
+
+@triton.jit
+def _advance(
+    tokens, logps, entropies,
+    token, position, count, limit, alive, finished, place, slot, own_count,
+    out_tokens, out_logps, out_entropies,
+    stops,
+    rows,
+    width,
+    N_STOPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < rows
+    living = (tl.load(alive + row, mask=inside, other=0) != 0) & inside
+    drawn = tl.load(tokens + row, mask=inside, other=0)
+    done = tl.load(count + row, mask=inside, other=0)
+    at = tl.load(place + row, mask=inside, other=0) * width + done
+    tl.store(out_tokens + at, drawn.to(tl.int32), mask=living)
+    tl.store(out_logps + at, tl.load(logps + row, mask=inside, other=0.0), mask=living)
+    tl.store(out_entropies + at, tl.load(entropies + row, mask=inside, other=0.0), mask=living)
+    stopped = row < 0
+    for index in tl.static_range(N_STOPS):
+        stopped = stopped | (drawn == tl.load(stops + index))
+    done = done + 1
+    most = tl.load(limit + row, mask=inside, other=0)
+    going = living & (~stopped) & (done < most)
+    tl.store(count + row, done, mask=living)
+    tl.store(finished + row, stopped.to(tl.int64), mask=living)
+    tl.store(alive + row, going.to(tl.int64), mask=inside)
+    tl.store(token + row, drawn, mask=going)
+    # A row that has ended stays where it is: it goes on writing the same slot, read by nobody else.
+    tl.store(position + row, tl.load(position + row, mask=going, other=0) + 1, mask=going)
+    tl.store(slot + row, tl.load(slot + row, mask=going, other=0) + 1, mask=going)
+    tl.store(own_count + row, tl.load(own_count + row, mask=going, other=0) + 1, mask=going)
+
+
+def advance(
+    drawn: tuple[Tensor, Tensor, Tensor],
+    rows: Rows,
+    results: tuple[Tensor, Tensor, Tensor],
+    stops: Tensor,
+) -> None:
+    """Writes the drawn tokens, log-probs and entropies `[B]` to the results, and moves the rows on.
+
+    `results` are `[places, steps]` each; `stops` holds the stop tokens.
+    """
+    count = len(rows.token)
+    block = min(128, triton.next_power_of_2(count))
+    _advance[(triton.cdiv(count, block),)](
+        *drawn,
+        rows.token,
+        rows.position,
+        rows.count,
+        rows.limit,
+        rows.alive,
+        rows.finished,
+        rows.place,
+        rows.slot,
+        rows.own_count,
+        *results,
+        stops,
+        count,
+        results[0].shape[1],
+        N_STOPS=len(stops),
+        BLOCK=block,
+        num_warps=4,
+    )

@@ -1,0 +1,201 @@
+"""A decoding step of the Llama-like families on the modules' own tensors, by fused kernels.
+
+Qwen2, Qwen3, Llama, Mistral and SmolLM3 layers are the same chain of norm, projections, rotary
+positions, attention, projection, norm and gated projections. `plan_of` reads their tensors,
+adapters included; nothing is copied. Any other model decodes by its own forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.decode_attention import Contexts, decode_attention
+from ..kernels.decode_layer import Projection, add_norm, gated, place, project
+from .pool import Pool
+
+LAYERS = {
+    "Qwen2DecoderLayer",
+    "Qwen3DecoderLayer",
+    "LlamaDecoderLayer",
+    "MistralDecoderLayer",
+    "SmolLM3DecoderLayer",
+}
+
+
+class NotFusable(Exception):
+    """Why a model has no plan."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's tensors."""
+
+    first_norm: Tensor
+    queries_keys_values: tuple[Projection, Projection, Projection]
+    head_norms: tuple[Tensor | None, Tensor | None]
+    output: Projection
+    second_norm: Tensor
+    gate: Projection
+    up: Projection
+    down: Projection
+    rotates: bool
+    window: int | None
+    scaling: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model's tensors in the order of use."""
+
+    embedding: nn.Module
+    rotary: nn.Module
+    layers: tuple[Layer, ...]
+    norm: Tensor
+    head: Projection
+    epsilon: float
+    query_heads: int
+    dtype: torch.dtype
+    """Of the activations between kernels; weights may be wider."""
+
+    def fingerprint(self) -> tuple[Any, ...]:
+        """Equal for two plans that a captured graph cannot tell apart."""
+        maps = [self.head]
+        tensors = [self.norm, *self.embedding.parameters()]
+        for layer in self.layers:
+            maps += [*layer.queries_keys_values, layer.output, layer.gate, layer.up, layer.down]
+            tensors += [layer.first_norm, layer.second_norm]
+        parts = [(m.weight, m.bias, m.down, m.up) for m in maps]
+        pointers = [None if t is None else t.data_ptr() for part in parts for t in part]
+        return (
+            tuple(pointers),
+            tuple(tensor.data_ptr() for tensor in tensors),
+            tuple(m.scaling for m in maps),
+            self.dtype,
+        )
+
+
+def plan_of(model: nn.Module, dtype: torch.dtype) -> Plan:
+    """The model's plan for activations of that type; raises NotFusable where there is none."""
+    wrapped: Any = model
+    base: Any = wrapped.get_base_model() if hasattr(model, "get_base_model") else model
+    decoder = getattr(base, "model", None)
+    layers = getattr(decoder, "layers", None)
+    if layers is None or {type(layer).__name__ for layer in layers} - LAYERS:
+        raise NotFusable(f"{type(base).__name__} is not of a family with fused kernels")
+    if any(module._forward_hooks or module._forward_pre_hooks for module in base.modules()):
+        raise NotFusable("a module has a hook")
+    config = base.config
+    if config.hidden_act != "silu":
+        raise NotFusable(f"the activation is {config.hidden_act}")
+    decoder = base.model
+    return Plan(
+        embedding=decoder.embed_tokens,
+        rotary=decoder.rotary_emb,
+        layers=tuple(_layer(layer) for layer in layers),
+        norm=decoder.norm.weight.detach(),
+        head=_projection(base.lm_head),
+        epsilon=float(config.rms_norm_eps),
+        query_heads=int(config.num_attention_heads),
+        dtype=dtype,
+    )
+
+
+def _layer(layer: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = tuple(
+        getattr(attention, name).weight.detach() if hasattr(attention, name) else None
+        for name in ("q_norm", "k_norm")
+    )
+    three = tuple(_projection(getattr(attention, f"{name}_proj")) for name in "qkv")
+    if len({projection.bias is None for projection in three}) > 1:
+        raise NotFusable("only some of queries, keys and values have a bias")
+    gate, up = _projection(mlp.gate_proj), _projection(mlp.up_proj)
+    if gate.bias is not None or up.bias is not None:
+        raise NotFusable("the gate has a bias")
+    window = getattr(attention, "sliding_window", None)
+    if type(layer).__name__ == "MistralDecoderLayer":
+        window = attention.config.sliding_window
+    return Layer(
+        first_norm=layer.input_layernorm.weight.detach(),
+        queries_keys_values=(three[0], three[1], three[2]),
+        head_norms=(norms[0], norms[1]),
+        output=_projection(attention.o_proj),
+        second_norm=layer.post_attention_layernorm.weight.detach(),
+        gate=gate,
+        up=up,
+        down=_projection(mlp.down_proj),
+        rotates=bool(getattr(attention, "use_rope", True)),
+        window=window,
+        scaling=float(attention.scaling),
+    )
+
+
+def _projection(module: Any) -> Projection:
+    """A linear module's tensors, or those of a low-rank adapter around one."""
+    if type(module) is nn.Linear:
+        bias = None if module.bias is None else module.bias.detach()
+        return Projection(module.weight.detach(), bias)
+    base = getattr(module, "base_layer", None)
+    if type(base) is not nn.Linear or not hasattr(module, "lora_A"):
+        raise NotFusable(f"a projection is a {type(module).__name__}")
+    plain = _projection(base)
+    if module.merged:
+        raise NotFusable("an adapter is merged")
+    active = [name for name in module.active_adapters if name in module.lora_A]
+    if module.disable_adapters or not active:
+        return plain
+    name = active[0]
+    down, up = module.lora_A[name], module.lora_B[name]
+    special = getattr(module, "lora_variant", {}) or getattr(module, "use_dora", {}).get(name)
+    if len(active) > 1 or special or up.bias is not None or type(down) is not nn.Linear:
+        raise NotFusable("an adapter is not a single plain LoRA")
+    return Projection(
+        plain.weight,
+        plain.bias,
+        down.weight.detach(),
+        up.weight.detach(),
+        float(module.scaling[name]),
+    )
+
+
+def fused_logits(
+    plan: Plan, tokens: Tensor, positions: Tensor, contexts: Contexts, slots: Tensor, pool: Pool
+) -> Tensor:
+    """Tokens, positions and slots `[B]` to logits `[B, V]`; keys and values go to the pool."""
+    hidden = plan.embedding(tokens)
+    cos, sin = plan.rotary(hidden[:, None], positions[:, None])
+    rotation = (cos[:, 0].contiguous(), sin[:, 0].contiguous())
+    parts: Tensor | None = None
+    bias: Tensor | None = None
+    for index, layer in enumerate(plan.layers):
+        normed = add_norm(hidden, parts, bias, layer.first_norm, plan.epsilon, plan.dtype)
+        query = place(
+            project(normed, layer.queries_keys_values),
+            [projection.bias for projection in layer.queries_keys_values],
+            layer.head_norms,
+            plan.epsilon,
+            rotation if layer.rotates else None,
+            slots,
+            pool.keys[index],
+            pool.values[index],
+            plan.query_heads,
+        )
+        attended = decode_attention(
+            query, pool.keys[index], pool.values[index], contexts, layer.scaling, layer.window
+        )
+        parts = project(attended.flatten(1), [layer.output])
+        normed = add_norm(
+            hidden, parts, layer.output.bias, layer.second_norm, plan.epsilon, plan.dtype
+        )
+        parts = project(gated(normed, layer.gate, layer.up), [layer.down])
+        bias = layer.down.bias
+    normed = add_norm(hidden, parts, bias, plan.norm, plan.epsilon, plan.dtype)
+    head = plan.head
+    if head.weight.dtype == plan.dtype and head.down is None:
+        return nn.functional.linear(normed, head.weight, head.bias)
+    logits = project(normed, [head]).sum(0)
+    return logits if head.bias is None else logits + head.bias

@@ -1,0 +1,296 @@
+"""Decoding in captured graphs: a step is one launch, and the rows' state never leaves the device.
+
+A graph serves one number of rows, a bucket, at any length. Every few steps the host looks which
+rows live; when they fit a smaller bucket, their state moves to its front. Keys and values stay
+where they are in the pool, since rows name their slots.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.decode_attention import Contexts
+from ..kernels.decode_sampling import Rows, advance, draw_plain
+from ..kernels.sampling import Filters, draw, noise_keys
+from .attention import PromptPass, attending_to
+from .fused import NotFusable, Plan, fused_logits, plan_of
+from .plain import Sampled
+from .pool import LayerShape, Pool
+from .prompts import Forward, Group, prompt_states
+
+BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+LOOK_EVERY = 16
+"""Steps between the host's looks at which rows live."""
+
+ROW_FIELDS = tuple(field.name for field in fields(Rows))
+CONTEXT_FIELDS = ("prompt_start", "prompt_count", "own_start")
+
+
+@dataclass
+class _Buffers:
+    """What the graphs read and write, at addresses that stay."""
+
+    pool: Pool
+    state: Tensor
+    """`[fields, rows]`: those of Rows, then of Contexts."""
+    results: tuple[Tensor, Tensor, Tensor]
+    seen: Tensor | None
+
+
+class GraphDecoder:
+    """Decodes waves; buffers and graphs are kept for the next."""
+
+    def __init__(
+        self, model: nn.Module, forward: Forward, vocab: int, on_note: Callable[[str], None]
+    ) -> None:
+        self.model, self.forward, self.vocab, self.on_note = model, forward, vocab, on_note
+        self.device = next(model.parameters()).device
+        self._shapes: dict[int, LayerShape] | None = None
+        self._buffers: _Buffers | None = None
+        self._graphs: dict[Any, Any] = {}
+        self._captured_for: Any = None
+        self._memory: Any = None
+        self._plan: Plan | None = None
+
+    def token_bytes(self) -> int:
+        """Bytes of keys and values a token."""
+        return sum(shape.bytes for shape in self._layer_shapes().values())
+
+    def release(self) -> None:
+        """Frees the buffers and graphs; the next wave makes them anew."""
+        self._graphs.clear()
+        self._buffers = self._captured_for = self._memory = None
+
+    @torch.no_grad()
+    def decode(
+        self,
+        groups: Sequence[Group],
+        filters: Filters,
+        stops: Tensor,
+        on_done: Callable[[int], None],
+    ) -> Sampled:
+        """All rollouts of these groups, in their order."""
+        rows = [row for group in groups for row in group.rows]
+        steps = max(row.limit for row in rows)
+        prompt_tokens = sum(len(group.prompt) - 1 for group in groups)
+        buffers = self._ready(len(rows), steps, prompt_tokens, filters)
+        self._fill(buffers, groups, steps)
+        lengths = torch.zeros(buffers.state.shape[1] + 1, dtype=torch.long, device=self.device)
+        finished = torch.zeros_like(lengths)
+        limits = torch.tensor([row.limit for row in rows])
+        bucket, done, alive = _bucket(len(rows)), 0, len(rows)
+        while True:
+            replay = self._step(buffers, bucket, filters, stops)
+            remaining = int(limits.max()) - done
+            for _ in range(min(LOOK_EVERY, remaining)):
+                replay()
+            done += min(LOOK_EVERY, remaining)
+            view = buffers.state[:, :bucket]
+            place, count = view[ROW_FIELDS.index("place")], view[ROW_FIELDS.index("count")]
+            lengths[place] = count
+            finished[place] = view[ROW_FIELDS.index("finished")]
+            living, limit = view[[ROW_FIELDS.index("alive"), ROW_FIELDS.index("limit")]].cpu()
+            left = living.nonzero()[:, 0]
+            if len(left) < alive:
+                on_done(alive - len(left))
+                alive = len(left)
+            if alive == 0:
+                break
+            limits = limit[left]
+            bucket = self._compact(buffers, left, bucket)
+        tokens, logps, entropies = (result[: len(rows), :steps] for result in buffers.results)
+        return Sampled(tokens, logps, entropies, lengths[: len(rows)], finished[: len(rows)] > 0)
+
+    def _layer_shapes(self) -> dict[int, LayerShape]:
+        if self._shapes is None:
+            cache = PromptPass()
+            zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            with attending_to(cache), torch.no_grad():
+                self.forward(zero, zero, cache)
+            self._shapes = {
+                layer: LayerShape(keys.shape[1], keys.shape[3], keys.dtype)
+                for layer, keys in cache.keys.items()
+            }
+        return self._shapes
+
+    def _ready(self, rows: int, steps: int, prompt_tokens: int, filters: Filters) -> _Buffers:
+        """Buffers that are large enough, and graphs of the tensors that the model has now."""
+        held = self._buffers
+        needs_seen = filters.repetition_penalty != 1
+        slots = rows * steps + prompt_tokens + 1
+        if (
+            held is None
+            or held.pool.size < slots
+            or held.state.shape[1] < _bucket(rows)
+            or held.results[0].shape[0] <= rows
+            or held.results[0].shape[1] < steps
+            or (needs_seen and held.seen is None)
+        ):
+            self.release()
+            held = self._buffers = self._allocate(rows, steps, prompt_tokens, needs_seen)
+        dtype = next(iter(self._layer_shapes().values())).dtype
+        try:
+            self._plan = plan_of(self.model, dtype)
+            fingerprint: Any = self._plan.fingerprint()
+        except NotFusable:
+            self._plan = None
+            fingerprint = tuple(parameter.data_ptr() for parameter in self.model.parameters())
+        if fingerprint != self._captured_for:
+            self._graphs.clear()
+            self._captured_for = fingerprint
+        return held
+
+    def _allocate(self, rows: int, steps: int, prompt_tokens: int, seen: bool) -> _Buffers:
+        bucket = _bucket(rows)
+        # Prompts differ from call to call; a quarter more room spares most reallocations.
+        slots = rows * steps + prompt_tokens + prompt_tokens // 4 + 1_024
+        pool = Pool(self._layer_shapes(), slots, self.device)
+        count = len(ROW_FIELDS) + len(CONTEXT_FIELDS)
+        shape = (bucket + 1, steps)
+        return _Buffers(
+            pool=pool,
+            state=torch.zeros(count, bucket, dtype=torch.long, device=self.device),
+            results=(
+                torch.zeros(shape, dtype=torch.int32, device=self.device),
+                torch.zeros(shape, device=self.device),
+                torch.zeros(shape, device=self.device),
+            ),
+            seen=torch.zeros(bucket, self.vocab, dtype=torch.bool, device=self.device)
+            if seen
+            else None,
+        )
+
+    def _fill(self, buffers: _Buffers, groups: Sequence[Group], steps: int) -> None:
+        """The prompts' keys and values, and the first state of every row."""
+        start = 1
+        for states in prompt_states(groups, self.forward, self.device):
+            start = buffers.pool.add_prompts(states, start)
+        size = buffers.state.shape[1]
+        columns: dict[str, list[int]] = {name: [] for name in ROW_FIELDS + CONTEXT_FIELDS}
+        own, prompt_start = start, 1
+        for group in groups:
+            count = len(group.prompt) - 1
+            for row in group.rows:
+                first = {
+                    "token": group.prompt[-1],
+                    "position": count,
+                    "seed": row.seed,
+                    "limit": row.limit,
+                    "alive": 1,
+                    "place": len(columns["place"]),
+                    "slot": own,
+                    "own_count": 1,
+                    "prompt_start": prompt_start,
+                    "prompt_count": count,
+                    "own_start": own,
+                }
+                for name, column in columns.items():
+                    column.append(first.get(name, 0))
+                own += steps
+            prompt_start += count
+        # An empty place attends to slot 0, which is nobody's, and writes its results aside.
+        empty = {"own_count": 1, "place": size}
+        rows = len(columns["token"])
+        table = [columns[name] + [empty.get(name, 0)] * (size - rows) for name in columns]
+        buffers.state.copy_(torch.tensor(table))
+        if buffers.seen is not None:
+            buffers.seen.zero_()
+            place = 0
+            for group in groups:
+                tokens = torch.tensor(group.prompt, device=self.device)
+                buffers.seen[place : place + len(group.rows), tokens] = True
+                place += len(group.rows)
+
+    def _compact(self, buffers: _Buffers, left: Tensor, bucket: int) -> int:
+        """The living rows at the front of the smallest bucket that holds them."""
+        smaller = _bucket(len(left))
+        if smaller >= bucket:
+            return bucket
+        dead = torch.tensor(sorted(set(range(bucket)) - set(left.tolist())), dtype=torch.long)
+        order = torch.cat((left, dead))[:smaller].to(self.device)
+        buffers.state[:, :smaller] = buffers.state[:, order]
+        if buffers.seen is not None:
+            buffers.seen[:smaller] = buffers.seen[order]
+        return smaller
+
+    def _step(
+        self, buffers: _Buffers, bucket: int, filters: Filters, stops: Tensor
+    ) -> Callable[[], None]:
+        """What moves the first `bucket` rows one token on: a graph, where a device has them."""
+
+        def run() -> None:
+            self._run(buffers, bucket, filters, stops)
+
+        if self.device.type != "cuda":
+            return run
+        key = (bucket, filters, tuple(stops.tolist()))
+        if key not in self._graphs:
+            begin = time.perf_counter()
+            self._graphs[key] = self._capture(buffers, run), stops
+            seconds = time.perf_counter() - begin
+            kernels = "fused kernels" if self._plan is not None else "the model's own kernels"
+            self.on_note(f"decoding of {bucket} rows compiled ({kernels}, {seconds:.1f} s)")
+        graph, _ = self._graphs[key]
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def _capture(self, buffers: _Buffers, run: Callable[[], None]) -> Any:
+        if self._memory is None:
+            self._memory = torch.cuda.graph_pool_handle()
+        # The first run compiles kernels; the rows must not notice that it happened.
+        state = buffers.state.clone()
+        seen = None if buffers.seen is None else buffers.seen.clone()
+        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            run()
+        buffers.state.copy_(state)
+        if seen is not None and buffers.seen is not None:
+            buffers.seen.copy_(seen)
+        return graph
+
+    def _run(self, buffers: _Buffers, bucket: int, filters: Filters, stops: Tensor) -> None:
+        view = buffers.state[:, :bucket]
+        rows = Rows(*view[: len(ROW_FIELDS)])
+        prompt_start, prompt_count, own_start = view[len(ROW_FIELDS) :]
+        contexts = Contexts(prompt_start, prompt_count, own_start, rows.own_count)
+        logits = self._logits(rows, contexts, buffers.pool)
+        if filters.unfiltered:
+            drawn = draw_plain(logits, rows.seed, rows.count, filters.temperature, filters.greedy)
+        else:
+            seen = None if buffers.seen is None else buffers.seen[:bucket]
+            if filters.repetition_penalty == 1:
+                seen = None
+            drawn = draw(logits, noise_keys(rows.seed, rows.count), filters, seen)
+            if seen is not None:
+                seen.scatter_(1, drawn[0][:, None], True)
+        advance(drawn, rows, buffers.results, stops)
+
+    def _logits(self, rows: Rows, contexts: Contexts, pool: Pool) -> Tensor:
+        if self._plan is not None:
+            return fused_logits(self._plan, rows.token, rows.position, contexts, rows.slot, pool)
+        pool.contexts, pool.slots = contexts, rows.slot
+        with attending_to(pool):
+            return self.forward(rows.token[:, None], rows.position[:, None], pool)
+
+
+def _bucket(rows: int) -> int:
+    """The smallest bucket that holds so many rows.
+
+    >>> _bucket(1), _bucket(100), _bucket(128)
+    (16, 128, 128)
+    """
+    for bucket in BUCKETS:
+        if rows <= bucket:
+            return bucket
+    return -(-rows // 128) * 128

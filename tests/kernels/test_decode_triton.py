@@ -1,0 +1,237 @@
+"""The decoding kernels against plain torch, in Triton's interpreter or on the GPU.
+
+Triton decides at its import whether it interprets, so on a CPU this file runs itself in a process
+of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+runs_here = pytest.mark.skipif(
+    DEVICE == "cpu" and not INTERPRETED, reason="runs in the interpreted process"
+)
+
+
+@pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the kernels run in this process")
+def test_in_the_interpreter():
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", __file__]
+    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert outcome.returncode == 0, outcome.stdout[-4000:] + outcome.stderr[-2000:]
+
+
+def noise(*shape, dtype=torch.float32, scale=1.0):
+    return (torch.randn(*shape) * scale).to(DEVICE, dtype)
+
+
+@runs_here
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(
+    ("fold", "width", "window", "softcap"),
+    [(6, 16, None, None), (2, 24, 9, None), (1, 32, 40, 5.0), (3, 16, 1, None)],
+)
+def test_attention_over_a_pool(fold, width, window, softcap, splits):
+    from asymgrpo.kernels.decode_attention import Contexts, decode_attention, reference_attention
+
+    torch.manual_seed(0)
+    rows, heads, slots = 3, 2, 400
+    pool_keys, pool_values = noise(slots, heads, width), noise(slots, heads, width)
+    query = noise(rows, heads * fold, width)
+    places = [[0, 0, 70], [70, 70, 0], [150, 250, 399], [1, 90, 1]]
+    contexts = Contexts(*[torch.tensor(column, device=DEVICE) for column in places])
+    args = (query, pool_keys, pool_values, contexts, width**-0.5, window, softcap)
+    expected = reference_attention(*[a.double() if torch.is_tensor(a) else a for a in args])
+    torch.testing.assert_close(
+        decode_attention(*args, splits=splits).double(), expected, atol=2e-5, rtol=1e-5
+    )
+
+
+def adapted(x, projection):
+    """The definition, in float64."""
+    y = x.double() @ projection.weight.double().T
+    if projection.down is not None:
+        low = x.double() @ projection.down.double().T
+        y = y + low @ projection.up.double().T * projection.scaling
+    return y
+
+
+def projection(outputs, inputs, rank, dtype=torch.float32):
+    from asymgrpo.kernels.decode_layer import Projection
+
+    if rank == 0:
+        return Projection(noise(outputs, inputs, dtype=dtype))
+    return Projection(
+        noise(outputs, inputs, dtype=dtype),
+        None,
+        noise(rank, inputs),
+        noise(outputs, rank),
+        0.5,
+    )
+
+
+@runs_here
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "ranks"),
+    [
+        (5, 128, [48], [4]),
+        (17, 80, [40, 16, 16], [3, 0, 3]),
+        (33, 256, [64, 32, 32], [0, 0, 0]),
+        (16, 64, [24, 8, 8], [20, 20, 20]),
+    ],
+)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_projections_with_adapters(rows, inputs, outputs, ranks, splits):
+    from asymgrpo.kernels.decode_layer import Tiles, project
+
+    torch.manual_seed(0)
+    x = noise(rows, inputs)
+    maps = [projection(n, inputs, rank) for n, rank in zip(outputs, ranks, strict=True)]
+    parts = project(x, maps, Tiles(16, 16, 32, splits, 4, 2))
+    expected = torch.cat([adapted(x, one) for one in maps], dim=1)
+    torch.testing.assert_close(parts.double().sum(0), expected, atol=5e-4, rtol=1e-5)
+
+
+@runs_here
+@pytest.mark.parametrize("ranks", [(0, 0), (4, 4), (0, 8)])
+def test_the_gated_activation(ranks):
+    from asymgrpo.kernels.decode_layer import Tiles, gated
+
+    torch.manual_seed(0)
+    x = noise(19, 80, scale=0.2)
+    gate, up = (projection(40, 80, rank) for rank in ranks)
+    expected = torch.nn.functional.silu(adapted(x, gate)) * adapted(x, up)
+    torch.testing.assert_close(
+        gated(x, gate, up, Tiles(16, 16, 32, 1, 4, 2)).double(), expected, atol=5e-4, rtol=1e-4
+    )
+
+
+@runs_here
+@pytest.mark.parametrize("parts", [None, 1, 3])
+@pytest.mark.parametrize("bias", [False, True])
+def test_adding_and_norm(parts, bias):
+    from asymgrpo.kernels.decode_layer import add_norm
+
+    torch.manual_seed(0)
+    hidden, weight = noise(3, 48), noise(48)
+    added = None if parts is None else noise(parts, 3, 48)
+    shift = noise(48) if bias and parts else None
+    total = hidden.double()
+    if added is not None:
+        total = total + added.double().sum(0)
+    if shift is not None:
+        total = total + shift.double()
+    expected = total * (total.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+    normed = add_norm(hidden, added, shift, weight, 1e-6)
+    torch.testing.assert_close(normed.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(hidden.double(), total, atol=1e-5, rtol=1e-5)
+
+
+@runs_here
+@pytest.mark.parametrize(
+    ("bias", "norm", "rotate"), [(True, False, True), (False, True, True), (False, False, False)]
+)
+def test_placing_queries_keys_and_values(bias, norm, rotate):
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+    from asymgrpo.kernels.decode_layer import place
+
+    torch.manual_seed(0)
+    rows, query_heads, heads, width = 3, 4, 2, 24
+    parts = noise(2, rows, (query_heads + 2 * heads) * width)
+    sizes = [query_heads * width, heads * width, heads * width]
+    biases = [noise(size) if bias else None for size in sizes]
+    norms = [Qwen3RMSNorm(width).to(DEVICE) if norm else None for _ in range(2)]
+    for one in norms:
+        if one is not None:
+            torch.nn.init.normal_(one.weight)
+    angles = noise(rows, width)
+    keys, values = torch.zeros(2, 9, heads, width, device=DEVICE)
+    slots = torch.tensor([7, 2, 4], device=DEVICE)
+    query = place(
+        parts,
+        biases,
+        [None if one is None else one.weight.detach() for one in norms],
+        1e-6,
+        (angles.cos(), angles.sin()) if rotate else None,
+        slots,
+        keys,
+        values,
+        query_heads,
+    )
+    pieces = list(parts.sum(0).split(sizes, dim=1))
+    if bias:
+        pieces = [piece + one for piece, one in zip(pieces, biases, strict=True)]
+    q, k, v = (piece.view(rows, -1, width) for piece in pieces)
+    if norm:
+        q, k = norms[0](q), norms[1](k)
+    if rotate:
+        q, k = apply_rotary_pos_emb(q, k, angles.cos(), angles.sin())
+    torch.testing.assert_close(query, q, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(keys[slots], k, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(values[slots], v, atol=1e-5, rtol=1e-5)
+    assert int((keys != 0).any(-1).any(-1).sum()) == 3
+
+
+@runs_here
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("vocab", [11, 1_000])
+def test_drawing_is_the_plain_draw(greedy, vocab):
+    from asymgrpo.kernels.decode_sampling import draw_plain
+    from asymgrpo.kernels.sampling import Filters, draw, noise_keys
+
+    torch.manual_seed(0)
+    logits = noise(6, vocab, scale=4.0)
+    logits[2, 3] = -torch.inf
+    seeds = torch.tensor([0, 1, 2**62, -7, 5, 5], device=DEVICE)
+    counts = torch.tensor([0, 3, 9, 1, 4, 5], device=DEVICE)
+    expected = draw(logits, noise_keys(seeds, counts), Filters(temperature=0.7, greedy=greedy))
+    found = draw_plain(logits, seeds, counts, 0.7, greedy)
+    assert found[0].tolist() == expected[0].tolist()
+    torch.testing.assert_close(found[1], expected[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found[2], expected[2], atol=1e-5, rtol=1e-5)
+
+
+@runs_here
+def test_rows_advance_and_end():
+    from asymgrpo.kernels.decode_sampling import Rows, advance
+
+    def column(*values):
+        return torch.tensor(values, device=DEVICE)
+
+    rows = Rows(
+        token=column(1, 1, 1, 1),
+        position=column(10, 20, 30, 40),
+        seed=column(0, 0, 0, 0),
+        count=column(2, 2, 4, 2),
+        limit=column(5, 5, 5, 5),
+        alive=column(1, 1, 1, 0),
+        finished=column(0, 0, 0, 1),
+        place=column(3, 0, 1, 2),
+        slot=column(100, 200, 300, 400),
+        own_count=column(3, 3, 5, 3),
+    )
+    results = (
+        torch.zeros(4, 5, dtype=torch.int32, device=DEVICE),
+        torch.zeros(4, 5, device=DEVICE),
+        torch.zeros(4, 5, device=DEVICE),
+    )
+    drawn = (column(7, 9, 8, 6), noise(4), noise(4))
+    advance(drawn, rows, results, column(9, 33))
+    assert rows.alive.tolist() == [1, 0, 0, 0]
+    assert rows.finished.tolist() == [0, 1, 0, 1]
+    assert rows.count.tolist() == [3, 3, 5, 2]
+    assert rows.token.tolist() == [7, 1, 1, 1]
+    assert rows.position.tolist() == [11, 20, 30, 40]
+    assert rows.slot.tolist() == [101, 200, 300, 400]
+    assert rows.own_count.tolist() == [4, 3, 5, 3]
+    assert results[0].tolist() == [[0, 0, 9, 0, 0], [0, 0, 0, 0, 8], [0] * 5, [0, 0, 7, 0, 0]]
+    assert results[1][3, 2].item() == drawn[1][0].item()
+    assert results[2][1, 4].item() == drawn[2][2].item()

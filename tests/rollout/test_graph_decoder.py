@@ -1,0 +1,160 @@
+"""The decoder in graphs, step by step without graphs, in Triton's interpreter: the same rollouts.
+
+On a GPU test_native_engine.py runs it in graphs; here its kernels, buckets and bookkeeping run on a
+CPU, in a process of its own since Triton decides at its import whether it interprets.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from asymgrpo.rollout import NativeEngine, Sampling
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the interpreted process")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the process")
+def test_in_the_interpreter():
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", __file__]
+    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert outcome.returncode == 0, outcome.stdout[-4000:] + outcome.stderr[-2000:]
+
+
+def in_graphs(engine, monkeypatch, **settings):
+    from asymgrpo.kernels import decode_attention, decode_sampling
+    from asymgrpo.rollout import graphs
+
+    # The interpreter takes a good while for each program of a kernel.
+    monkeypatch.setattr(decode_attention, "splits_for", lambda rows, heads: 2)
+    monkeypatch.setattr(decode_sampling, "PARTS", 2)
+    for name, value in {"BUCKETS": (2, 4, 6), "LOOK_EVERY": 3, **settings}.items():
+        monkeypatch.setattr(graphs, name, value)
+    decoder = graphs.GraphDecoder(engine.model, engine._forward, engine._vocab, print)
+    monkeypatch.setattr(engine, "_graph_decoder", lambda: decoder)
+    monkeypatch.setattr(engine, "_rows_at_once", lambda groups: engine.most_rows)
+    return decoder
+
+
+def same(ours, theirs):
+    assert [rollout.token_ids for rollout in ours] == [rollout.token_ids for rollout in theirs]
+    assert [rollout.finished for rollout in ours] == [rollout.finished for rollout in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.logps == pytest.approx(other.logps, abs=1e-4)
+        assert one.entropies == pytest.approx(other.entropies, abs=1e-4)
+
+
+SMALL = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 40,
+    "initializer_range": 0.2,
+}
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("family", "adapter", "fused"),
+    [
+        ("qwen2", True, True),
+        ("qwen3", False, True),
+        ("smollm3", True, True),
+        ("mistral", False, True),
+        ("gemma2", True, False),
+    ],
+)
+def test_the_same_rollouts_as_without(family, adapter, fused, tiny, lora, ragged, monkeypatch):
+    model = tiny(family, **SMALL)
+    if adapter:
+        model = lora(model).eval()
+    engine = NativeEngine(model, None, most_rows=5, stop_token_ids=range(2, 8))
+    prompts = [[token % 40 for token in prompt] for prompt in ragged(3, 9) for _ in range(2)]
+    prompts.append([7])
+    sampling = Sampling(max_new_tokens=6)
+    expected = engine.generate(prompts, sampling, range(7))
+    decoder = in_graphs(engine, monkeypatch)
+    same(engine.generate(prompts, sampling, range(7)), expected)
+    assert (decoder._plan is not None) == fused
+    assert len({len(rollout.token_ids) for rollout in expected}) > 1
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "changes",
+    [{"greedy": True}, {"top_p": 0.8, "top_k": 9}, {"repetition_penalty": 1.7}],
+)
+def test_other_ways_of_drawing(changes, tiny, ragged, monkeypatch):
+    # Gemma runs by its own forward, which the interpreter leaves alone.
+    engine = NativeEngine(tiny("gemma", **SMALL), None)
+    prompts = [[token % 40 for token in prompt] for prompt in ragged(5, 6)]
+    sampling = Sampling(max_new_tokens=8, **changes)
+    limits = [1, 8, 3, 5, 8]
+    expected = engine.generate(prompts, sampling, range(5), limits=limits)
+    in_graphs(engine, monkeypatch)
+    same(engine.generate(prompts, sampling, range(5), limits=limits), expected)
+    same(engine.generate(prompts, sampling, range(5), limits=limits), expected)
+
+
+@interpreted
+def test_buffers_grow_and_stay(tiny, ragged, monkeypatch):
+    engine = NativeEngine(tiny("gemma", **SMALL), None)
+    decoder = in_graphs(engine, monkeypatch)
+    prompts = [[token % 40 for token in prompt] for prompt in ragged(3, 6)]
+    engine.generate(prompts, Sampling(max_new_tokens=2), range(3))
+    held = decoder._buffers
+    engine.generate(prompts, Sampling(max_new_tokens=2), range(3))
+    assert decoder._buffers is held
+    engine.generate(prompts, Sampling(max_new_tokens=4), range(3))
+    assert decoder._buffers is not held
+    engine.release()
+
+
+@interpreted
+def test_wider_weights_than_activations(tiny, lora):
+    """Weights in float32 under a bfloat16 forward, as mixed precision trains them."""
+    from asymgrpo.kernels.decode_attention import Contexts
+    from asymgrpo.rollout.fused import fused_logits, plan_of
+    from asymgrpo.rollout.pool import LayerShape, Pool
+
+    model = lora(tiny("qwen2", **SMALL)).eval()
+    shapes = {layer: LayerShape(1, 16, torch.bfloat16) for layer in range(2)}
+    column = torch.ones(2, dtype=torch.long)
+    tokens = torch.tensor([5, 6])
+    contexts = Contexts(0 * column, 0 * column, torch.tensor([1, 2]), column)
+    plan = plan_of(model, torch.bfloat16)
+    pool = Pool(shapes, 4, torch.device("cpu"))
+    with torch.no_grad():
+        own = model(input_ids=tokens[:, None]).logits[:, 0]
+        found = fused_logits(plan, tokens, 0 * column, contexts, torch.tensor([1, 2]), pool)
+    assert (found - own).abs().max() / own.abs().max() < 0.03
+
+
+@interpreted
+def test_what_has_no_plan(tiny, lora):
+    from asymgrpo.rollout.fused import NotFusable, plan_of
+
+    for model, reason in [
+        (tiny("gemma"), "not of a family"),
+        (tiny("qwen2", hidden_act="gelu"), "activation is gelu"),
+    ]:
+        with pytest.raises(NotFusable, match=reason):
+            plan_of(model, torch.float32)
+    merged = lora(tiny("qwen2"))
+    merged.merge_adapter()
+    with pytest.raises(NotFusable, match="merged"):
+        plan_of(merged, torch.float32)
+    hooked = tiny("llama")
+    hooked.model.layers[0].register_forward_hook(lambda *args: None)
+    with pytest.raises(NotFusable, match="hook"):
+        plan_of(hooked, torch.float32)
+    off = lora(tiny("qwen2"))
+    with off.disable_adapter():
+        assert plan_of(off, torch.float32).layers[0].gate.down is None
+    assert plan_of(off, torch.float32).layers[0].gate.rank == 4
