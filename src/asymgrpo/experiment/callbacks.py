@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,8 @@ class HeldOut(TrainerCallback):
         self.store, self.evaluate, self.every = store, evaluate, every
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._measure(state)
+        if state.global_step == 0:  # a resumed run has its first evaluation
+            self._measure(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % self.every == 0 or state.global_step == state.max_steps:
@@ -58,6 +60,25 @@ class HeldOut(TrainerCallback):
         with torch.random.fork_rng():
             record = self.evaluate(step)
         self.store.write_evaluation(step, record)
+
+
+class ConstantReward(TrainerCallback):
+    """Warns once when every rollout has had the same reward for long: nothing is learnt then."""
+
+    def __init__(self, patience: int = 20):
+        self.patience, self.batches, self.warned = patience, 0, False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if "reward_std" not in logs:
+            return
+        self.batches = self.batches + 1 if logs["reward_std"] == 0 else 0
+        if self.batches >= self.patience and not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"the reward has been {logs['reward']:g} for every rollout of {self.batches} "
+                "batches, so nothing is learnt; check the reward function and the task",
+                stacklevel=2,
+            )
 
 
 class ProgressBar(TrainerCallback):

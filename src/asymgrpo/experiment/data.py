@@ -6,6 +6,7 @@ import importlib
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,7 +78,7 @@ def text_of(completion: Any) -> str:
     return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
 
-def load_reward(name: str, task: Task) -> RewardFunction:
+def load_reward(name: str, task: Task, timeout: float) -> RewardFunction:
     """`task`, or the function that `module:function` names."""
     if name == "task":
         return task_reward(task)
@@ -94,19 +95,14 @@ def load_reward(name: str, task: Task) -> RewardFunction:
         raise UserError(f"--reward {name}: {module} has no function {function!r}") from None
     if not callable(found):
         raise UserError(f"--reward {name}: it is not a function")
-    return checked_reward(name, found)
+    return checked_reward(name, found, timeout)
 
 
-def checked_reward(name: str, function: RewardFunction) -> RewardFunction:
+def checked_reward(name: str, function: RewardFunction, timeout: float) -> RewardFunction:
     """The same function, whose mistakes are told in a line that names it."""
 
     def checked(*args: Any, **kwargs: Any) -> list[float | None]:
-        try:
-            values = list(function(*args, **kwargs))
-        except Exception as error:
-            raise UserError(
-                f"the reward function {name} raised {type(error).__name__}: {error}"
-            ) from error
+        values = call_within(name, timeout, function, args, kwargs)
         expected = len(kwargs.get("completions", values))
         if len(values) != expected:
             raise UserError(
@@ -123,3 +119,32 @@ def checked_reward(name: str, function: RewardFunction) -> RewardFunction:
 
     checked.__name__ = getattr(function, "__name__", name.replace(":", "_"))
     return checked
+
+
+def call_within(
+    name: str, timeout: float, function: RewardFunction, args: Any, kwargs: Any
+) -> list[float | None]:
+    """Call a user's function; one that raises or does not return ends the run in one line."""
+    outcome: list[Any] = []
+
+    def call() -> None:
+        try:
+            outcome.append(list(function(*args, **kwargs)))
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=call, name=f"reward {name}", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if not outcome:
+        raise UserError(
+            f"the reward function {name} has not returned after {timeout:g} s; make it faster, or "
+            "set reward_timeout"
+        )
+    (result,) = outcome
+    if isinstance(result, BaseException):
+        raise UserError(
+            f"the reward function {name} raised {type(result).__name__}: {result}"
+        ) from result
+    values: list[float | None] = result
+    return values

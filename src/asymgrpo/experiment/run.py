@@ -6,7 +6,6 @@ import importlib.metadata
 import math
 import platform
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,18 +13,20 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import TrainerCallback, set_seed
+from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from asymgrpo.errors import UserError
 from asymgrpo.evaluation import evaluate_policy
-from asymgrpo.experiment.callbacks import HeldOut, ProgressBar, Recorder
+from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
 from asymgrpo.experiment.data import load_reward, training_rows, training_set
+from asymgrpo.experiment.interruption import interruptible
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.models import Policy, load_policy, lora_config
 from asymgrpo.rollout import Sampling, choose_engine
 from asymgrpo.tasks import Task, load_task
+from asymgrpo.training.resuming import checkpoints
 from asymgrpo.training.trl import AsymGRPOConfig, AsymGRPOTrainer
 
 VERSIONED = ("asymgrpo", "torch", "transformers", "trl", "accelerate", "peft", "datasets")
@@ -43,7 +44,13 @@ def trainer_config(settings: RunSettings, folder: Path) -> AsymGRPOConfig:
         "scorer": settings.scorer,
         "disable_tqdm": True,
     }
-    defaults: dict[str, Any] = {"logging_steps": 1, "save_strategy": "no", "report_to": default_trackers()}
+    defaults: dict[str, Any] = {
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": 50,
+        "save_total_limit": 2,
+        "report_to": default_trackers(),
+    }
     if not torch.cuda.is_available():
         defaults |= {"bf16": False, "use_cpu": True, "gradient_checkpointing": False}
     try:
@@ -105,7 +112,8 @@ def prompts_needed(settings: RunSettings, config: AsymGRPOConfig) -> int:
     """Prompts that the whole run reads."""
     micro_steps = settings.steps * config.gradient_accumulation_steps
     batches = math.ceil(micro_steps / (config.steps_per_generation * config.num_iterations))
-    return batches * int(config.generation_batch_size // config.num_generations)
+    prompts: int = config.generation_batch_size // config.num_generations
+    return int(batches * prompts)
 
 
 def held_out_evaluation(
@@ -132,13 +140,47 @@ def held_out_evaluation(
     return evaluate
 
 
-def train_run(
-    settings: RunSettings,
-    folder: Path,
-    console: Console | None = None,
-    callbacks: Sequence[TrainerCallback] = (),
-) -> RunStore:
-    """Train as `settings` say, into `folder`; a finished run is left as it is."""
+def checkpoint_to_go_on_from(store: RunStore) -> Path | None:
+    """The newest checkpoint of a run that was cut off; what was logged after it is taken back."""
+    newest = [path for path in checkpoints(store.folder) if path.is_dir()][-1:]
+    step = int(newest[0].name.rpartition("-")[2]) if newest else 0
+    store.truncate_metrics(step)
+    store.remove_rollouts_after(step)
+    return newest[0] if newest else None
+
+
+def build_trainer(
+    settings: RunSettings, config: AsymGRPOConfig, store: RunStore, task: Task, policy: Policy
+) -> AsymGRPOTrainer:
+    """The trainer of a run, recording into its store."""
+    rows = training_rows(task, prompts_needed(settings, config), settings.seed)
+    names = settings.reward or ("task",)
+    trainer = AsymGRPOTrainer(
+        model=policy.model,
+        args=config,
+        reward_funcs=[load_reward(name, task, settings.reward_timeout) for name in names],
+        train_dataset=training_set(task, rows, policy.tokenizer),
+        processing_class=policy.tokenizer,
+        peft_config=lora_config(settings.lora) if settings.lora else None,
+        rollout_sink=store.write_rollouts if settings.sample_every else None,
+        sample_every=max(settings.sample_every, 1),
+        sampled_groups=settings.sample_groups,
+        callbacks=[Recorder(store), ConstantReward()],
+    )
+    if settings.eval_every:
+        evaluate = held_out_evaluation(settings, config, policy, task, trainer.model)
+        trainer.add_callback(HeldOut(store, evaluate, settings.eval_every))
+    for noisy in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(noisy)
+    return trainer
+
+
+def train_run(settings: RunSettings, folder: Path, console: Console | None = None) -> RunStore:
+    """Train as `settings` say, into `folder`, from where it was cut off if it was.
+
+    A finished run is left as it is. Ctrl-C and SIGTERM end it after a checkpoint, with
+    `KeyboardInterrupt`.
+    """
     config = trainer_config(settings, folder)
     store = open_store(settings, folder)
     if store.exists() and store.run()["status"] == "finished":
@@ -146,31 +188,27 @@ def train_run(
     task = load_task(settings.task, path=settings.task_path, prompt=settings.prompt)
     set_seed(settings.seed)
     policy = load_policy(settings.model, trust_remote_code=settings.trust_remote_code)
-    rows = training_rows(task, prompts_needed(settings, config), settings.seed)
-    store.write_run(run_record(settings, config, folder, str(config.device)))
-    store.truncate_metrics(0)
-    trainer = AsymGRPOTrainer(
-        model=policy.model,
-        args=config,
-        reward_funcs=[load_reward(name, task) for name in settings.reward or ("task",)],
-        train_dataset=training_set(task, rows, policy.tokenizer),
-        processing_class=policy.tokenizer,
-        peft_config=lora_config(settings.lora) if settings.lora else None,
-        rollout_sink=store.write_rollouts if settings.sample_every else None,
-        sample_every=max(settings.sample_every, 1),
-        sampled_groups=settings.sample_groups,
-        callbacks=[Recorder(store), *callbacks],
-    )
-    if settings.eval_every:
-        evaluate = held_out_evaluation(settings, config, policy, task, trainer.model)
-        trainer.add_callback(HeldOut(store, evaluate, settings.eval_every))
-    for noisy in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(noisy)
+    before = store.run().get("seconds", 0.0) if store.exists() else 0.0
+    store.write_run(run_record(settings, config, folder, str(config.device)) | {"seconds": before})
+    checkpoint = checkpoint_to_go_on_from(store)
+    trainer = build_trainer(settings, config, store, task, policy)
     if console is not None:
+        if checkpoint is not None:
+            console.print(f"going on from {checkpoint}")
         trainer.add_callback(ProgressBar(settings.label, console))
     started = time.monotonic()
-    trainer.train()
+    with interruptible() as interruption:
+        trainer.add_callback(interruption)
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except BaseException:
+            store.update_run(status="failed", seconds=before + time.monotonic() - started)
+            raise
+    seconds = before + time.monotonic() - started
+    if interruption.requested and trainer.state.global_step < settings.steps:
+        store.update_run(status="interrupted", seconds=seconds)
+        raise KeyboardInterrupt
     trainer.save_model(str(folder / "final"))
     policy.tokenizer.save_pretrained(str(folder / "final"))
-    store.update_run(status="finished", seconds=time.monotonic() - started)
+    store.update_run(status="finished", seconds=seconds)
     return store

@@ -32,6 +32,8 @@ class RunSettings:
     """A template with {question}, in place of the task's own."""
     reward: tuple[str, ...] = ()
     """`module:function` as TRL takes them, or `task` for the task's grader, the default."""
+    reward_timeout: float = 600.0
+    """Seconds that a reward function of the user's may take for a batch."""
     steps: int = 100
     """Optimiser steps."""
     seed: int = 0

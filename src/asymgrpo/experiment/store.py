@@ -1,10 +1,10 @@
 """A run on disk: written as it goes, read by the report and by comparisons. No torch.
 
-    runs/NAME/
-      run.json                    what was asked for, as resolved, with versions, seed and device
-      metrics.jsonl               a line a step, append only
-      rollouts/step-000040.parquet   sampled rollouts of a step, a row each, with token traces
-      evaluations/step-000040.json   an evaluation, per problem
+runs/NAME/
+  run.json                    what was asked for, as resolved, with versions, seed and device
+  metrics.jsonl               a line a step, append only
+  rollouts/step-000040.parquet   sampled rollouts of a step, a row each, with token traces
+  evaluations/step-000040.json   an evaluation, per problem
 """
 
 from __future__ import annotations
@@ -160,6 +160,12 @@ class RunStore:
         path = self.folder / "rollouts" / f"step-{step:06d}.parquet"
         write_atomically(path, sink.getvalue().to_pybytes())
         return path
+
+    def remove_rollouts_after(self, last_step: int) -> None:
+        """Drop what a resumed run will write again."""
+        for step in self.rollout_steps():
+            if step > last_step:
+                (self.folder / "rollouts" / f"step-{step:06d}.parquet").unlink()
 
     def rollout_steps(self) -> list[int]:
         return _steps(self.folder / "rollouts", ".parquet")

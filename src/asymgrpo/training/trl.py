@@ -24,7 +24,9 @@ from asymgrpo.objective.presets import OVERRIDES, algorithm
 from asymgrpo.rollout.choice import ENGINES, choose_engine
 from asymgrpo.rollout.records import Engine, Sampling
 from asymgrpo.training.entropy_control import EntropyControl
+from asymgrpo.training.guard import FiniteGuard
 from asymgrpo.training.recording import Recording, RolloutSink
+from asymgrpo.training.resuming import Resuming
 from asymgrpo.training.scorer import PackedScorer
 from asymgrpo.training.seeds import rollout_seeds
 
@@ -169,7 +171,7 @@ FORWARD_INPUTS = tuple(
 """Multimodal inputs that TRL's forward takes, handed on as they are."""
 
 
-class AsymGRPOTrainer(Recording, EntropyControl, GRPOTrainer):  # type: ignore[misc]  # untyped
+class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type: ignore[misc]  # untyped
     """`GRPOTrainer` under an objective of ours; takes what it takes.
 
     `rollout_sink(step, rows)` is called, where given, with the traces of the first
@@ -202,6 +204,7 @@ class AsymGRPOTrainer(Recording, EntropyControl, GRPOTrainer):  # type: ignore[m
         self._rewards = torch.empty(0)
         self._rollout_batches = 0
         self._start_recording(rollout_sink, sample_every, sampled_groups)
+        self.add_callback(FiniteGuard(self))
 
     # Rollouts and advantages
 

@@ -1,0 +1,76 @@
+"""Steps whose loss or gradient is not finite: skipped, counted, their rollouts saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from asymgrpo.errors import UserError
+
+MOST_IN_A_ROW = 3
+
+
+def gradients_are_finite(model: torch.nn.Module) -> bool:
+    """Whether every gradient of `model` is a number.
+
+    >>> layer = torch.nn.Linear(1, 1)
+    >>> layer(torch.ones(1, 1)).backward()
+    >>> gradients_are_finite(layer)
+    True
+    """
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if not gradients:
+        return True
+    return bool(torch.stack([g.detach().abs().amax().isfinite() for g in gradients]).all())
+
+
+class FiniteGuard(TrainerCallback):
+    """Takes the gradients of a bad step away before the optimiser sees them."""
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+        self.bad_steps: list[int] = []
+        """The run of bad steps that ends now."""
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        if gradients_are_finite(model):
+            self.bad_steps = []
+            return
+        for parameter in model.parameters():
+            parameter.grad = None  # the optimiser passes over what has none
+        step = state.global_step + 1
+        self.bad_steps.append(step)
+        path = Path(args.output_dir) / "nonfinite" / f"step-{step:06d}.json"
+        if state.is_world_process_zero:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(self._rollouts()), encoding="utf-8")
+        self.trainer._record(**{"gradient/skipped": 1.0})
+        self.trainer._say(f"step {step} skipped: its gradient is not finite; rollouts in {path}")
+        if len(self.bad_steps) >= MOST_IN_A_ROW:
+            steps = ", ".join(map(str, self.bad_steps))
+            raise UserError(
+                f"the gradient was not finite in steps {steps}; their rollouts are in "
+                f"{path.parent}; lower learning_rate, or look at the rewards there"
+            )
+
+    def _rollouts(self) -> list[dict[str, Any]]:
+        """The rollouts of the last slice that was used."""
+        trainer = self.trainer
+        slices = trainer._buffered_inputs or []
+        if not slices:
+            return []
+        # The trainer has counted this slice already.
+        inputs = slices[(trainer._step - 1) % len(slices)]
+        texts = trainer._tokenizer.batch_decode(inputs["completion_ids"])
+        prompts = trainer._tokenizer.batch_decode(inputs["prompt_ids"])
+        advantages = inputs["advantages"].tolist()
+        return [
+            {"prompt": prompt, "completion": text, "advantage": advantage}
+            for prompt, text, advantage in zip(prompts, texts, advantages, strict=True)
+        ]

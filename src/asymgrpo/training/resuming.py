@@ -1,0 +1,135 @@
+"""Checkpoints that are whole or absent, and that hold all a run needs to go on as if never cut.
+
+TRL keeps rollouts, counters and metrics between steps that its checkpoints leave out. Mixed into
+the TRL trainer; knows its attributes, and imports nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+BETWEEN_STEPS = (
+    "_step",
+    "_buffered_inputs",
+    "_rewards",
+    "_rollout_batches",
+    "_turn",
+    "_sampled_rows",
+    "_entropy_window_stats",
+    "_last_world_entropy",
+    "entropy_coef",
+)
+"""Attributes of the trainer that live from one step to the next."""
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """Checkpoints under `folder`, oldest first.
+
+    >>> checkpoints("/nowhere")
+    []
+    """
+    found = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in Path(folder).glob("*"))
+    return [
+        Path(folder) / match[0] for match in sorted(filter(None, found), key=lambda m: int(m[1]))
+    ]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what lies in `folder` outlast a power cut."""
+    for path in [*folder.rglob("*"), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class Resuming:
+    """Saving to a side folder that becomes the checkpoint in one rename, and loading all back."""
+
+    accelerator: Any
+    args: Any
+    state: Any
+    _metrics: dict[str, Any]
+    _staging: str | None = None
+    _epochs_done: int = 0
+
+    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
+        if isinstance(resume_from_checkpoint, str):
+            record = json.loads(
+                (Path(resume_from_checkpoint) / "trainer_state.json").read_text(encoding="utf-8")
+            )
+            self._epochs_done = math.floor(record["epoch"])
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        """TRL's, moved past the epochs of the checkpoint: it draws a new order for each."""
+        sampler = super()._get_train_sampler(dataset)  # type: ignore[misc]
+        if getattr(sampler, "shuffle", False):
+            for _ in range(self._epochs_done):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return self._staging or super()._get_output_dir(trial)  # type: ignore[misc]
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.args.load_best_model_at_end:  # which must find the checkpoint as it is saved
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            self._save_between_steps(Path(self.args.output_dir))
+            return
+        folder = Path(self.args.output_dir)
+        staging = folder / f".saving-{self.state.global_step}"
+        if self.accelerator.is_main_process:
+            shutil.rmtree(staging, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self._staging = str(staging)
+        try:
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        finally:
+            self._staging = None
+        self._save_between_steps(staging)
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            (made,) = checkpoints(staging)
+            sync_folder(made)
+            target = folder / made.name
+            shutil.rmtree(target, ignore_errors=True)  # one of an earlier try, of the same step
+            made.rename(target)
+            staging.rmdir()
+            self._drop_old_checkpoints()
+        self.accelerator.wait_for_everyone()
+
+    def _save_between_steps(self, folder: Path) -> None:
+        kept = {name: getattr(self, name) for name in BETWEEN_STEPS}
+        kept["_metrics"] = {key: list(value) for key, value in self._metrics["train"].items()}
+        path = folder / f"checkpoint-{self.state.global_step}" / self._own_file()
+        torch.save(kept, path)
+
+    def _own_file(self) -> str:
+        return f"asymgrpo-{self.accelerator.process_index}.pt"
+
+    def _drop_old_checkpoints(self) -> None:
+        limit = self.args.save_total_limit
+        for old in checkpoints(self.args.output_dir)[: -limit if limit else 0]:
+            doomed = old.with_name(f".removing-{old.name}")
+            old.rename(doomed)
+            shutil.rmtree(doomed)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        path = Path(checkpoint) / self._own_file() if checkpoint else None
+        if path is None or not path.is_file():  # a checkpoint of stock TRL's holds none
+            return
+        kept = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+        self._metrics["train"].update(kept.pop("_metrics"))
+        for name, value in kept.items():
+            setattr(self, name, value)
