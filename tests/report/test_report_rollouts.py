@@ -13,7 +13,7 @@ from synthetic import rollouts, write_runs
 
 from asymgrpo.report import rollouts as packing
 from asymgrpo.report.distributions import is_negative
-from asymgrpo.report.rollouts import choose, evenly, pack, read_rollouts, token_pages
+from asymgrpo.report.rollouts import choose, evenly, pack, packed_size, read_rollouts, token_pages
 from asymgrpo.report.sources import find_sources
 
 
@@ -59,6 +59,17 @@ def test_packing_odd_rollouts() -> None:
     assert (len(long["t"]), long["n"]) == (packing.MAX_TOKENS, 10_000)
     assert long["rest"] == "ab" * (10_000 - packing.MAX_TOKENS)
     json.dumps([bare, odd, long], allow_nan=False)
+    holes = {"tokens": ["a", "b"], "entropies": [None, 0.5], "weight": None}
+    assert pack(holes)["h"]["v"] == [None, 50000]
+    assert 100 < packed_size(holes) < 200
+
+
+def test_the_size_is_foretold() -> None:
+    generator = np.random.default_rng(4)
+    for algorithm in ("grpo", "sa-ah-grpo", "ah-grpo"):
+        rows = rollouts(algorithm, 1, 0.5, generator)
+        real = sum(len(json.dumps(pack(row), separators=(",", ":"))) for row in rows)
+        assert 0.9 < real / sum(map(packed_size, rows)) < 1.1
 
 
 def test_evenly_spaced_steps() -> None:
@@ -89,6 +100,7 @@ def test_the_page_stays_within_its_budget(tmp_path: Path, monkeypatch: pytest.Mo
     whole = token_pages(sources, rows)
     assert all(page.complete for page in whole)
     monkeypatch.setattr(packing, "PAGE_BUDGET", 60_000)
+    rows = read_rollouts(sources)
     small = token_pages(sources, rows)
     size = sum(len(json.dumps(page.pages, separators=(",", ":"))) for page in small)
     assert 20_000 < size < 75_000  # prompts come on top of the rollouts

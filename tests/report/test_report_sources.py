@@ -78,7 +78,7 @@ def test_the_abc_grpo_log_counts_four_quadrants() -> None:
     assert sum(quadrants[1]) + sum(quadrants[2]) == pytest.approx(sum(low), rel=0.03)
     assert grpo.series("entropy/mean")[1][0] == pytest.approx(1.47, abs=5e-3)
     assert grpo.series("entropy/mean")[1][-1] == pytest.approx(0.07, abs=5e-3)
-    assert abc.series("entropy/mean")[1][-1] == pytest.approx(0.30, abs=5e-3)
+    assert abc.series("entropy/mean")[1][-1] == pytest.approx(0.30, abs=1e-2)
 
 
 def test_our_own_run_is_not_taken_for_its_checkpoint(tmp_path: Path) -> None:

@@ -116,7 +116,9 @@ def render(sources: Sequence[Source], comparison: Comparison, title: str | None 
         token_caption=_token_caption(pages),
         settings=settings,
         settings_caption=(
-            "What differs between the variants." if settings.differ else "The runs differ in nothing."
+            "What differs between the variants."
+            if settings.differ
+            else "The runs differ in nothing."
         ),
         runs=[_run_row(run) for run in sources],
     )

@@ -15,8 +15,8 @@ from asymgrpo.report.sources import Source
 
 PAGE_BUDGET = 4_500_000
 """Bytes of rollouts on a page, over all runs."""
-MAX_STEPS = 240
-"""Saved steps read for a page, over all runs."""
+MAX_STEPS = 120
+"""Saved steps read for a page, over all runs; each run has at least `MIN_STEPS` of them."""
 MIN_STEPS = 12
 MAX_TOKENS = 8192
 """Tokens of one rollout that carry numbers; the rest is shown as plain text."""
@@ -55,16 +55,25 @@ class TokenPages:
 
 
 def read_rollouts(sources: Sequence[Source]) -> dict[str, dict[int, list[dict[str, Any]]]]:
-    """Rollouts by run and step; of many saved steps, evenly spaced ones with the first and last."""
+    """Rollouts by run and step; of many saved steps, evenly spaced ones with the first and last.
+
+    No more steps are read than the page has room for a group of each.
+    """
     stores = {run.name: run.store for run in sources if run.store is not None}
     saved = {name: store.rollout_steps() for name, store in stores.items()}
     having = max(1, sum(bool(steps) for steps in saved.values()))
     limit = max(MIN_STEPS, MAX_STEPS // having)
-    return {
-        name: {step: stores[name].rollouts(step) for step in evenly(steps, limit)}
-        for name, steps in saved.items()
-        if steps
-    }
+    found: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for name, steps in saved.items():
+        if steps:
+            last = stores[name].rollouts(steps[-1])
+            groups = len({row["group"] for row in last})
+            room = PAGE_BUDGET // having * groups // max(1, sum(map(packed_size, last)))
+            chosen = evenly(steps, max(2, min(limit, room)))
+            found[name] = {
+                step: last if step == steps[-1] else stores[name].rollouts(step) for step in chosen
+            }
+    return found
 
 
 def evenly(items: Sequence[int], limit: int) -> list[int]:
@@ -92,15 +101,16 @@ def token_pages(
 
 def _run_pages(run: Source, by_step: Mapping[int, list[dict[str, Any]]], budget: int) -> TokenPages:
     assert run.store is not None
-    packed = {step: [pack(row) for row in rows] for step, rows in by_step.items()}
-    sizes = {step: [_size(item) for item in items] for step, items in packed.items()}
-    steps = _steps_that_fit(by_step, sizes, budget)
+    steps = sorted(step for step, rows in by_step.items() if rows)
     pages: list[dict[str, Any]] = []
     kept: list[dict[str, Any]] = []
     for step in steps:
-        chosen = choose(by_step[step], sizes[step], budget // len(steps))
-        kept += [by_step[step][place] for place in chosen]
-        pages.append(_page([packed[step][place] for place in chosen], by_step[step], chosen))
+        sizes = [packed_size(row) for row in by_step[step]]
+        rows = [
+            by_step[step][place] for place in choose(by_step[step], sizes, budget // len(steps))
+        ]
+        kept += rows
+        pages.append(_page(rows))
     saved = len(run.store.rollout_steps())
     read = sum(len(rows) for rows in by_step.values())
     return TokenPages(
@@ -113,20 +123,6 @@ def _run_pages(run: Source, by_step: Mapping[int, list[dict[str, Any]]], budget:
         read=read,
         complete=len(by_step) == saved and len(kept) == read,
     )
-
-
-def _steps_that_fit(
-    by_step: Mapping[int, list[dict[str, Any]]],
-    sizes: Mapping[int, list[int]],
-    budget: int,
-) -> list[int]:
-    """All steps if a group of each fits, else as many evenly spaced ones as do."""
-    steps = sorted(step for step, rows in by_step.items() if rows)
-    if not steps:
-        return []
-    groups = sum(len({row["group"] for row in by_step[step]}) for step in steps)
-    group_size = sum(sum(sizes[step]) for step in steps) / max(1, groups)
-    return evenly(steps, max(2, min(len(steps), int(budget / max(1.0, group_size)))))
 
 
 def choose(rows: Sequence[Mapping[str, Any]], sizes: Sequence[int], budget: int) -> list[int]:
@@ -160,15 +156,13 @@ def _alternate(group: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> list[
     return [place for _, _, place in sorted(ranked)]
 
 
-def _page(
-    items: list[dict[str, Any]], rows: Sequence[Mapping[str, Any]], chosen: Sequence[int]
-) -> dict[str, Any]:
+def _page(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A prompt is stored once, and rollouts point at it."""
     prompts: dict[str, int] = {}
     rollouts = []
-    for item, place in zip(items, chosen, strict=True):
-        text = str(rows[place].get("prompt") or "")[:MAX_TEXT]
-        rollouts.append(item | {"p": prompts.setdefault(text, len(prompts))})
+    for row in rows:
+        text = str(row.get("prompt") or "")[:MAX_TEXT]
+        rollouts.append(pack(row) | {"p": prompts.setdefault(text, len(prompts))})
     return {"prompts": list(prompts), "rollouts": rollouts}
 
 
@@ -242,8 +236,17 @@ def rounded(value: Any) -> int | float | None:
     return int(number) if number.is_integer() and abs(number) < 1e15 else number
 
 
-def _size(item: Mapping[str, Any]) -> int:
-    return len(json.dumps(item, separators=(",", ":")))
+def packed_size(row: Mapping[str, Any]) -> int:
+    """About the bytes of a packed rollout, without packing it."""
+    size = 120 + len(json.dumps(str(row.get("completion") or "")[:MAX_TEXT]))
+    tokens = len((row.get("tokens") or ())[:MAX_TOKENS])
+    if not tokens:
+        return size
+    varied = {name for name in NUMBERS if len(set(row.get(name) or ())) > 1}
+    if row.get("weight") == row.get("grpo_weight"):
+        varied.discard("grpo_weight")
+    # A token costs its quotes and comma, an id, two codes, and some six bytes a number.
+    return size + tokens * (3 + 5 + 2 + 6 * len(varied))
 
 
 def _scales(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
