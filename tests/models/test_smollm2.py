@@ -35,7 +35,7 @@ def test_smollm2_talks_sense_and_its_tokenizer_is_mended():
     question = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
     batch = tokenizer(
-        [prompt, "Monday, Tuesday, Wednesday,"],
+        [prompt, "The capital of France is"],
         padding=True,
         return_tensors="pt",
         padding_side="left",
@@ -46,4 +46,4 @@ def test_smollm2_talks_sense_and_its_tokenizer_is_mended():
         out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True
     )
     assert answers[0] == "The capital of France is Paris."
-    assert answers[1].startswith(" Thursday, Friday")
+    assert answers[1].startswith(" Paris.")
