@@ -133,7 +133,7 @@ def trl_scores(model: Any, checkpointing: bool) -> Callable[[Any, Batch], Scores
     causal = model.get_base_model()
     add_fused_lm_head(causal, temperature=1.0, outputs=("log_probs", "entropy"))
     method = GRPOTrainer._get_per_token_logps_and_entropies.__wrapped__  # below the profiler
-    trainer = SimpleNamespace(accelerator=SimpleNamespace(autocast=contextlib.nullcontext))
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(autocast=lambda: autocast(model)))
 
     def score(model: Any, batch: Batch) -> Scores:
         if checkpointing:
@@ -148,9 +148,17 @@ def trl_scores(model: Any, checkpointing: bool) -> Callable[[Any, Batch], Scores
     return score
 
 
+def autocast(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """What the trainer runs its forward passes under: bfloat16 on a GPU, nothing on a CPU."""
+    if model.device.type == "cuda":
+        return torch.autocast("cuda", torch.bfloat16)
+    return contextlib.nullcontext()
+
+
 def packed_scores(scorer: PackedScorer) -> Callable[[Any, Batch], Scores]:
     def score(model: Any, batch: Batch) -> Scores:
-        logps, entropies = scorer.score(model, batch.ids, batch.mask, batch.width)
+        with autocast(model):
+            logps, entropies = scorer.score(model, batch.ids, batch.mask, batch.width)
         assert entropies is not None
         return logps, entropies
 
