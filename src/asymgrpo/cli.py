@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from asymgrpo.errors import UserError
+from asymgrpo.errors import Interrupted, UserError
 
 app = typer.Typer(
     help="GRPO-family reinforcement learning that treats a rollout by the sign of its advantage.",
@@ -334,7 +334,7 @@ def main() -> None:
     except UserError as error:
         print(f"asymgrpo: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except Interrupted:
         print("asymgrpo: interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has gone

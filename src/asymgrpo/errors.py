@@ -9,3 +9,7 @@ class UserError(ValueError):
     ...
     asymgrpo.errors.UserError: no file at data.jsonl; pass --task-path
     """
+
+
+class Interrupted(Exception):
+    """The user or the machine asked a run to stop, and what it needs to go on is saved."""

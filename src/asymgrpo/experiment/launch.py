@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from asymgrpo.errors import UserError
+from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.experiment.plan import Job
 from asymgrpo.experiment.store import RunStore
 
@@ -139,7 +139,7 @@ def launch(jobs: Sequence[Job], out: Path, console: Console, at_once: int | None
     except KeyboardInterrupt:
         for worker in workers:
             worker.stop()
-        raise
+        raise Interrupted from None
     errors = [error for worker in workers for error in worker.errors]
     if errors:
         job, message = errors[0]

@@ -16,7 +16,7 @@ from rich.console import Console
 from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from asymgrpo.errors import UserError
+from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
 from asymgrpo.experiment.data import load_reward, training_rows, training_set
@@ -179,7 +179,7 @@ def train_run(settings: RunSettings, folder: Path, console: Console | None = Non
     """Train as `settings` say, into `folder`, from where it was cut off if it was.
 
     A finished run is left as it is. Ctrl-C and SIGTERM end it after a checkpoint, with
-    `KeyboardInterrupt`.
+    `Interrupted`.
     """
     config = trainer_config(settings, folder)
     store = open_store(settings, folder)
@@ -207,7 +207,7 @@ def train_run(settings: RunSettings, folder: Path, console: Console | None = Non
     seconds = before + time.monotonic() - started
     if interruption.requested and trainer.state.global_step < settings.steps:
         store.update_run(status="interrupted", seconds=seconds)
-        raise KeyboardInterrupt
+        raise Interrupted
     trainer.save_model(str(folder / "final"))
     policy.tokenizer.save_pretrained(str(folder / "final"))
     store.update_run(status="finished", seconds=seconds)

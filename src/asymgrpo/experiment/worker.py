@@ -15,7 +15,7 @@ from typing import Any
 
 def work(line: str) -> dict[str, Any]:
     """Run the job in `line` and say how it ended."""
-    from asymgrpo.errors import UserError
+    from asymgrpo.errors import Interrupted, UserError
     from asymgrpo.experiment.run import train_run
     from asymgrpo.experiment.settings import RunSettings
 
@@ -24,6 +24,8 @@ def work(line: str) -> dict[str, Any]:
         train_run(RunSettings.from_dict(job["settings"]), Path(job["folder"]))
     except UserError as error:
         return {"error": str(error), "user": True}
+    except Interrupted:
+        return {"error": "interrupted"}
     except Exception as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}", "user": False}
