@@ -118,17 +118,17 @@ def test_buffers_grow_and_stay(tiny, ragged, monkeypatch):
 
 @interpreted
 def test_wider_weights_than_activations(tiny, lora):
-    """Weights in float32 under a bfloat16 forward, as mixed precision trains them."""
+    """Weights in float32 under a half-precision forward, as mixed precision trains them."""
     from asymgrpo.kernels.decode_attention import Contexts
     from asymgrpo.rollout.fused import fused_logits, plan_of
     from asymgrpo.rollout.pool import LayerShape, Pool
 
     model = lora(tiny("qwen2", **SMALL)).eval()
-    shapes = {layer: LayerShape(1, 16, torch.bfloat16) for layer in range(2)}
+    shapes = {layer: LayerShape(1, 16, torch.float16) for layer in range(2)}
     column = torch.ones(2, dtype=torch.long)
     tokens = torch.tensor([5, 6])
     contexts = Contexts(0 * column, 0 * column, torch.tensor([1, 2]), column)
-    plan = plan_of(model, torch.bfloat16)
+    plan = plan_of(model, torch.float16)
     pool = Pool(shapes, 4, torch.device("cpu"))
     with torch.no_grad():
         own = model(input_ids=tokens[:, None]).logits[:, 0]

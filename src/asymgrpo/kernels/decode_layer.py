@@ -52,7 +52,7 @@ def _project(
     out,
     M,
     K,
-    SHARE: tl.constexpr,
+    share,
     SEGMENTS: tl.constexpr,
     R_BLOCK: tl.constexpr,
     BM: tl.constexpr,
@@ -80,8 +80,8 @@ def _project(
     # Columns past the end repeat the last one, so that the loop needs no mask for them.
     held = tl.minimum(columns, n - 1)
     held_rows = tl.minimum(rows, M - 1)
-    begin = split * SHARE
-    end = tl.minimum(begin + SHARE, K)
+    begin = split * share
+    end = tl.minimum(begin + share, K)
     sums = tl.zeros((BM, BN), tl.float32)
     low = tl.zeros((BM, R_BLOCK), tl.float32)
     for k in range(begin, end, BK):
@@ -267,11 +267,11 @@ def _place(
             left = ((left * scale).to(DTYPE).to(tl.float32) * left_norm).to(DTYPE).to(tl.float32)
             right = ((right * scale).to(DTYPE).to(tl.float32) * right_norm).to(DTYPE).to(tl.float32)
         if ROTATE:
-            at = row * D + half
-            left_cos = tl.load(cos + at, mask=mask, other=0.0).to(tl.float32)
-            left_sin = tl.load(sin + at, mask=mask, other=0.0).to(tl.float32)
-            right_cos = tl.load(cos + at + D // 2, mask=mask, other=0.0).to(tl.float32)
-            right_sin = tl.load(sin + at + D // 2, mask=mask, other=0.0).to(tl.float32)
+            angle = row * D + half
+            left_cos = tl.load(cos + angle, mask=mask, other=0.0).to(tl.float32)
+            left_sin = tl.load(sin + angle, mask=mask, other=0.0).to(tl.float32)
+            right_cos = tl.load(cos + angle + D // 2, mask=mask, other=0.0).to(tl.float32)
+            right_sin = tl.load(sin + angle + D // 2, mask=mask, other=0.0).to(tl.float32)
             turned = left * left_cos - right * left_sin
             right = right * right_cos + left * right_sin
             left = turned
@@ -343,7 +343,7 @@ def project(x: Tensor, projections: Sequence[Projection], tiles: Tiles | None = 
         out,
         rows,
         inputs,
-        SHARE=share,
+        share,
         SEGMENTS=len(projections),
         R_BLOCK=max(16, triton.next_power_of_2(rank)) if rank else 1,
         BM=tiles.bm,
