@@ -67,7 +67,7 @@ def test_the_page_loads_in_silence_and_asks_for_nothing(report: Path, open_page:
     page.locator("#runs").check()
     page.locator("[data-chart=reward]").hover()
     page.locator("#token-heavy summary").click()
-    page.wait_for_timeout(200)
+    watched.settle()
     assert watched.complaints == []
     assert watched.requests == [watched.address]
     assert page.locator("[data-chart] .main-svg").count() > 20
@@ -95,8 +95,10 @@ def test_a_curve_has_the_points_of_the_store(watched: Watched, runs: Path) -> No
 def test_a_label_can_be_hidden(watched: Watched) -> None:
     page = watched.page
     page.locator(".chip", has_text="sa-ah-grpo").click()
+    watched.settle()
     assert [t["name"] for t in traces(page, "reward", "reward/mean")] == ["grpo"]
     page.locator(".chip", has_text="sa-ah-grpo").click()
+    watched.settle()
     assert len(traces(page, "reward", "reward/mean")) == 2
 
 

@@ -20,7 +20,11 @@ class Watched:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.address = path.resolve().as_uri()
         self.page.goto(self.address)
-        self.page.wait_for_selector("html[data-ready=yes]", timeout=30_000)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until all charts are drawn."""
+        self.page.wait_for_selector("html[data-ready=yes]", timeout=60_000)
 
     def _heard(self, message: Any) -> None:
         if message.type in ("error", "warning"):

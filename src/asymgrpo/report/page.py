@@ -240,7 +240,7 @@ def distribution_charts(
         )
     kl = [item | {"kl": numbers(item["kl"])} for item in rollout_kl(sources, rollouts)]
     if kl:
-        hint = "sampled rollouts; ○ positive, × negative advantage"
+        hint = "to the reference, else to the sampling policy; ○ A ≥ 0, × A < 0"
         charts.append(
             common
             | {"kind": "kl", "key": "kl-rollouts", "title": "KL by rollout", "hint": hint}

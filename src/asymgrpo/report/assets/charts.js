@@ -1,7 +1,7 @@
 // Charts over steps and the distributions, drawn by plotly from the page's own JSON.
 
 const DASHES = ["solid", "dash", "dot"];
-const charts = { data: null, hidden: new Set(), smoothing: 1, runs: false, plots: [] };
+const charts = { data: null, hidden: new Set(), smoothing: 1, runs: false, plots: [], pass: 0 };
 
 // plotly reads a little HTML in its texts; a label is shown as it is.
 function plain(text) {
@@ -159,8 +159,17 @@ function draw(chart, size = {}) {
   return Plotly.react(chart.node, BUILDERS[chart.kind](chart), { ...layoutOf(chart), ...size }, options);
 }
 
-function drawAll() {
-  return Promise.all(charts.plots.map((chart) => draw(chart)));
+// One chart after another, with a breath between them so that the page stays alive; a newer pass
+// ends an older one.
+async function drawAll() {
+  const pass = ++charts.pass;
+  document.documentElement.dataset.ready = "no";
+  for (const chart of charts.plots) {
+    await draw(chart);
+    await new Promise((done) => setTimeout(done));
+    if (pass !== charts.pass) return;
+  }
+  document.documentElement.dataset.ready = "yes";
 }
 
 function figureOf(chart) {

@@ -8,7 +8,7 @@ const QUANTITIES = {
   ratio: { name: "Ratio", key: "r",
     means: "Probability now over probability when sampled, on a log scale: green fell, pink rose." },
   weight: { name: "Weight", key: "w",
-    means: "Factor of the token's log-probability gradient: blue makes it likelier, orange less likely." },
+    means: "Factor of the token's log-probability gradient, before the mean over tokens: blue makes it likelier, orange less likely." },
   quadrant: { name: "Quadrant", key: "q",
     means: "Tokens whose ratio left its bounds; a dotted underline marks those without a gradient." },
 };
