@@ -65,6 +65,25 @@ def test_interval_agrees_with_scipy_for_many_problems():
     assert ours.high == pytest.approx(theirs.confidence_interval.high, abs=0.05 * width)
 
 
+@pytest.mark.parametrize("problems", [12, 300])
+def test_interval_is_bca_at_the_widened_level(problems):
+    values = np.random.default_rng(problems).beta(0.1, 1.5, size=problems)
+    means = [np.repeat(values, counts).mean() for counts in resample_counts(problems)]
+    bias = stats.norm.ppf(np.mean(np.array(means) < values.mean()))
+    # the jackknife's acceleration, by leaving out each problem in turn
+    left_out = np.array([np.delete(values, i).mean() for i in range(problems)])
+    pull = left_out.mean() - left_out
+    acceleration = (pull**3).sum() / (6 * (pull**2).sum() ** 1.5)
+    z = stats.t.ppf(0.975, problems - 1) * np.sqrt(problems / (problems - 1))
+    levels = [
+        stats.norm.cdf(bias + (bias + side) / (1 - acceleration * (bias + side)))
+        for side in (-z, z)
+    ]
+    ours = bootstrap_mean(values)
+    expected = np.quantile(means, levels, method="weibull")
+    assert (ours.low, ours.high) == pytest.approx(tuple(expected), abs=1e-10)
+
+
 def test_columns_are_treated_alone_and_repeatably():
     values = np.random.default_rng(0).random((40, 3))
     together = bootstrap_means(values)

@@ -206,6 +206,24 @@ def test_an_inconclusive_verdict_says_what_would_settle_it():
     assert found.headline.startswith("No difference from grpo in final pass@1 is established")
 
 
+def test_the_verdict_goes_by_the_corrected_p_value():
+    def runs(label, shares):
+        return [run(label, s, evaluation(9, [share] * 40, 100)) for s, share in enumerate(shares)]
+
+    one, two = runs("grpo", [50] * 5), runs("ah-grpo", [52, 54, 56, 50, 57])
+    # all problems agree, so this is the t-test over seeds: p = 0.033
+    expected = stats.ttest_1samp([0.02, 0.04, 0.06, 0.0, 0.07], 0.0).pvalue
+    alone = compare_runs(one + two).pair("ah-grpo", "grpo")
+    assert alone.p_value == alone.p_holm == pytest.approx(expected, abs=0.001)
+    assert alone.verdict == "better"
+    three = runs("abc-grpo", [51, 49, 53, 50, 48])
+    among_three = compare_runs(one + two + three).pair("ah-grpo", "grpo")
+    assert among_three.p_value == alone.p_value
+    assert among_three.p_holm == pytest.approx(3 * alone.p_value)
+    assert among_three.verdict == "inconclusive"
+    assert among_three.more_seeds > 0
+
+
 def test_hopeless_and_equal_pairs_say_so():
     def runs(label, shares):
         return [run(label, s, evaluation(9, [share] * 40, 100)) for s, share in enumerate(shares)]
