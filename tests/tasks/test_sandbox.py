@@ -128,15 +128,29 @@ def test_nothing_is_left_when_the_caller_ends(tmp_path: Path, how: str) -> None:
     )
     assert caller.stdout is not None
     worker = int(caller.stdout.readline())
-    servers = children_of(caller.pid) if how == "killed" else []
+    left = [worker]
     if how == "killed":
-        assert servers
-        time.sleep(0.3)  # the worker is spinning now
+        (server,) = children_of(caller.pid)
+        while len(left) < 3:  # until a second worker is spinning, which hears nothing
+            left = [server, *children_of(server)]
         caller.send_signal(signal.SIGKILL)
     caller.wait(20)
     caller.stdout.close()
-    assert all(gone(pid) for pid in [worker, *servers])
+    assert all(gone(pid) for pid in left)
     assert how == "killed" or caller.returncode == 0
+
+
+def test_a_caller_that_ends_at_once_waits_for_nothing_and_prints_nothing(tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(30)")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from asymgrpo.tasks.sandbox import shared_sandbox\n"
+        "shared_sandbox('slow_to_import').start()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=25, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_module_that_cannot_be_imported_is_a_failure() -> None:

@@ -154,6 +154,8 @@ class _Server:
 
     def close(self) -> None:
         self._socket.close()
+        if not self._ready:
+            self._process.kill()  # it has no workers yet, and is busy importing
         try:
             self._process.wait(5.0)
         except subprocess.TimeoutExpired:

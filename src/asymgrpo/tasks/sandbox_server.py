@@ -26,9 +26,9 @@ def _serve(control: socket.socket, module_name: str, setup: list[Any]) -> None:
     warm_up = getattr(module, "warm_up", None)
     if warm_up is not None:
         warm_up(*setup)
-    send(control, b"ready")
     workers: set[int] = set()
     try:
+        send(control, b"ready")
         while True:
             command, descriptors, _, _ = socket.recv_fds(control, 4, 1)
             if command == b"fork":
