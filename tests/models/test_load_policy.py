@@ -80,6 +80,18 @@ def test_an_adapter_folder_loads_on_its_base(adapter):
     assert all("lora_" in name for name in names)
 
 
+def test_a_trained_adapter_keeps_its_own_tokenizer(adapter, tmp_path):
+    """Trainers save the tokenizer beside the adapter, and no config.json."""
+    shutil.copytree(adapter[0], tmp_path / "final")
+    tokenizer = load_policy("tiny").tokenizer
+    tokenizer.chat_template = "{{ messages }}"
+    tokenizer.save_pretrained(tmp_path / "final")
+    policy = load_policy(str(tmp_path))
+    assert policy.tokenizer.chat_template == "{{ messages }}"
+    assert policy.tokenizer.tokenize("Mia has 47") == ["Mia ", "has ", "4", "7"]
+    assert torch.equal(logits_of(policy.model), adapter[1])
+
+
 def test_an_adapter_from_another_machine_finds_the_built_in_base(adapter, tmp_path):
     path, expected = adapter
     moved = tmp_path / "moved"

@@ -89,35 +89,22 @@ def _load_gguf(spec: str, file: Path, dtype: str | torch.dtype) -> Policy:
     with _one_line_errors(spec):
         config = AutoConfig.from_pretrained(folder, gguf_file=name)
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
-        packed = AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, gguf_file=name, dtype=dtype, **_unpacked_weights()
         )
     mend_gguf_tokenizer(tokenizer, header)
-    model = _as_plain_model(packed)
     # An adapter trained on it names the file as its base, not the folder around it.
     model.name_or_path = model.config.name_or_path = str(file)
     return _finished(Policy(model, tokenizer, spec, str(file)))
 
 
 def _unpacked_weights() -> dict[str, Any]:
-    """The newer transformers keep the weights in GGUF's blocks, which cannot be trained."""
+    """Newer transformers keep a GGUF model quantized, which can be neither trained nor saved."""
     try:
         from transformers import GgufConfig
     except ImportError:
         return {}
     return {"quantization_config": GgufConfig(dequantize=True)}
-
-
-def _as_plain_model(packed: PreTrainedModel) -> PreTrainedModel:
-    """The same weights in a model that does not count as quantized, so can be trained and saved."""
-    config = packed.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    model = type(packed).from_pretrained(
-        None, config=config, state_dict=packed.state_dict(), dtype=packed.dtype
-    )
-    model.generation_config = packed.generation_config
-    return model
 
 
 def _load_adapter(
