@@ -92,8 +92,8 @@ TINY_DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 128,
     "steps_per_generation": 4,
     "num_generations": 8,
-    "max_completion_length": 64,
-    "learning_rate": 3e-4,
+    "max_completion_length": 56,
+    "learning_rate": 2e-4,
     "lr_scheduler_type": "constant",
 }
 """Trainer settings under which the built-in model learns; used unless others are given."""
