@@ -92,6 +92,18 @@ def test_a_curve_has_the_points_of_the_store(watched: Watched, runs: Path) -> No
     assert [t["name"] for t in traces(page, "horizon", "horizon/effective")] == ["sa-ah-grpo"]
 
 
+def test_a_chart_can_be_saved_and_offers_no_service(watched: Watched) -> None:
+    page = watched.page
+    chart = page.locator("[data-chart=reward]")
+    chart.hover()
+    buttons = chart.locator(".modebar-btn")
+    assert buttons.count() == 4  # save, zoom, pan, reset: nothing that sends a chart anywhere
+    with page.expect_download() as download:
+        buttons.first.click()
+    assert download.value.suggested_filename == "reward.svg"
+    assert "<svg" in Path(download.value.path()).read_text(encoding="utf-8")
+
+
 def test_a_label_can_be_hidden(watched: Watched) -> None:
     page = watched.page
     page.locator(".chip", has_text="sa-ah-grpo").click()

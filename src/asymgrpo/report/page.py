@@ -158,7 +158,7 @@ def policy(css: str, scripts: Sequence[str]) -> str:
     script_hashes = " ".join(digest(script) for script in scripts)
     return (
         f"default-src 'none'; script-src {script_hashes}; style-src {digest(css)} {EMPTY_STYLE}; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        "base-uri 'none'; form-action 'none'"
     )
 
 

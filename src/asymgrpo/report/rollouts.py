@@ -140,7 +140,7 @@ def choose(rows: Sequence[Mapping[str, Any]], sizes: Sequence[int], budget: int)
     kept: list[int] = []
     left = budget
     for group in mixed:
-        for place in _alternate(group, rows):
+        for place in alternate(group, rows):
             if kept and sizes[place] > left:
                 return sorted(kept)
             kept.append(place)
@@ -148,7 +148,12 @@ def choose(rows: Sequence[Mapping[str, Any]], sizes: Sequence[int], budget: int)
     return sorted(kept)
 
 
-def _alternate(group: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> list[int]:
+def alternate(group: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Places of a group's rollouts, a positive one and a negative one in turn.
+
+    >>> alternate([0, 1, 2], [{"advantage": 1.0}, {"advantage": 0.5}, {"advantage": -1.5}])
+    [0, 2, 1]
+    """
     good = [place for place in group if not is_negative(rows[place])]
     bad = [place for place in group if is_negative(rows[place])]
     ranked = [(rank, 0, place) for rank, place in enumerate(good)]

@@ -16,6 +16,7 @@ from rich.text import Text
 from asymgrpo.errors import UserError
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.report.distributions import is_negative
+from asymgrpo.report.rollouts import alternate
 from asymgrpo.report.visible import visible
 
 COLUMNS = {
@@ -63,7 +64,7 @@ def inspect_run(
     step = saved[-1] if step is None else step
     rows = store.rollouts(step)
     scale = scale_of(rows, colour_by)
-    chosen = _select(rows, group, store, step)[:limit]
+    chosen = _select(rows, group, limit, store, step)
     out = console or Console()
     title = f"{store.name} · {record.get('label') or record.get('algorithm') or ''} · step {step}"
     out.print(Rule(Text(visible(title))))
@@ -85,16 +86,20 @@ def inspect_run(
 
 
 def _select(
-    rows: Sequence[dict[str, Any]], group: int | None, store: RunStore, step: int
+    rows: Sequence[dict[str, Any]], group: int | None, limit: int | None, store: RunStore, step: int
 ) -> list[dict[str, Any]]:
-    if group is not None:
-        groups = sorted({row["group"] for row in rows if row["group"] is not None})
-        if group not in groups:
-            known = ", ".join(map(str, groups)) or "none"
-            raise UserError(f"{store.folder} has no group {group} at step {step}; groups: {known}")
-        rows = [row for row in rows if row["group"] == group]
-    order = {key: place for place, key in enumerate(dict.fromkeys(row["group"] for row in rows))}
-    return sorted(rows, key=lambda row: (order[row["group"]], is_negative(row)))
+    """Rows to print; a limit that cuts a prompt keeps rollouts of both signs."""
+    groups: dict[Any, list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(row["group"], []).append(place)
+    if group is not None and group not in groups:
+        known = ", ".join(map(str, groups)) or "none"
+        raise UserError(f"{store.folder} has no group {group} at step {step}; groups: {known}")
+    wanted = [group] if group is not None else list(groups)
+    places = [place for name in wanted for place in alternate(groups[name], rows)][:limit]
+    order = {name: rank for rank, name in enumerate(wanted)}
+    places.sort(key=lambda p: (order[rows[p]["group"]], is_negative(rows[p]), p))
+    return [rows[place] for place in places]
 
 
 def scale_of(rows: Sequence[Mapping[str, Any]], colour_by: str) -> float:

@@ -146,6 +146,7 @@ function layoutOf(chart) {
     font: { color: ink, family: getComputedStyle(document.body).fontFamily, size: 12 }, showlegend: false,
     hovermode: chart.kind === "kl" ? "closest" : "x unified", xaxis: x, yaxis: y,
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--line"), activecolor: colour("--accent") },
     hoverlabel: { bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { size: 12, color: colour("--ink") } },
   };
 }
@@ -154,7 +155,7 @@ const BUILDERS = { line: lineTraces, pass: passTraces, histogram: histogramTrace
 
 function draw(chart, size = {}) {
   const options = { responsive: true, displaylogo: false, doubleClick: "reset",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
     toImageButtonOptions: { format: "svg", filename: chart.key } };
   return Plotly.react(chart.node, BUILDERS[chart.kind](chart), { ...layoutOf(chart), ...size }, options);
 }
