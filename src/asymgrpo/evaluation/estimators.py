@@ -115,23 +115,22 @@ def _won_with(ballot: tuple[tuple[int, float], ...], n: int, k: int, p: float, t
     any p, given that they sum to k: independent answers, and no large binomial coefficients.
     """
     ties = min(k // top, len(ballot))
-    # chance[v, t]: v votes so far, t answers at the top; scored: the same times their scores' sum.
-    chance, scored = np.zeros((k + 1, ties + 1)), np.zeros((k + 1, ties + 1))
-    chance[0, 0] = 1.0
+    # state[0, v, t]: the chance of v votes so far and t answers at the top; state[1] is the same
+    # times the sum of those answers' scores.
+    state = np.zeros((2, k + 1, ties + 1))
+    state[0, 0, 0] = 1.0
     for votes, score in ballot:
-        new_chance, new_scored = np.zeros_like(chance), np.zeros_like(scored)
-        for drawn in range(min(votes, top - 1) + 1):
-            weight = _binomial(votes, p, drawn)
-            new_chance[drawn:] += weight * chance[: k + 1 - drawn]
-            new_scored[drawn:] += weight * scored[: k + 1 - drawn]
+        new = _binomial(votes, p, 0) * state
+        for drawn in range(1, min(votes, top - 1) + 1):
+            new[:, drawn:] += _binomial(votes, p, drawn) * state[:, : k + 1 - drawn]
         if votes >= top:
-            weight, before = _binomial(votes, p, top), slice(None, k + 1 - top)
-            new_chance[top:, 1:] += weight * chance[before, :-1]
-            new_scored[top:, 1:] += weight * (scored[before, :-1] + score * chance[before, :-1])
-        chance, scored = new_chance, new_scored
+            won = _binomial(votes, p, top) * state[:, : k + 1 - top, :-1]
+            won[1] += score * won[0]
+            new[:, top:, 1:] += won
+        state = new
     silent = n - sum(votes for votes, _ in ballot)
     rest = np.array([_binomial(silent, p, k - voted) for voted in range(k + 1)])
-    return float((rest @ scored[:, 1:] / np.arange(1, ties + 1)).sum())
+    return float((rest @ state[1, :, 1:] / np.arange(1, ties + 1)).sum())
 
 
 @lru_cache(maxsize=65_536)
