@@ -136,10 +136,27 @@ def assert_close_gradients(found, wanted, tolerance=1e-5):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_packed_equals_padded(name, lora, device):
     model = build(name, lora=lora, device=device)
-    scorer = PackedScorer(temperature=0.8)
+    scorer = PackedScorer(temperature=0.8, compile_layers=False)
     assert scorer.supports(model) is None
     for seed in (1, 2):
         assert_same(model, scorer, rollouts(seed, device=device), 0.8)
+
+
+@pytest.mark.gpu
+def test_compiled_layers_equal_padded():
+    model = build("qwen2", lora=True, device="cuda")
+    scorer = PackedScorer()
+    for seed in (1, 2, 3):
+        assert_same(model, scorer, rollouts(seed, groups=8, device="cuda"))
+
+
+@pytest.mark.gpu
+def test_budget_is_measured_and_bounds_memory():
+    model = build("llama", device="cuda")
+    scorer = PackedScorer(compile_layers=False)
+    batch = rollouts(1, groups=8, device="cuda")
+    assert_same(model, scorer, batch)
+    assert scorer.budget.tokens(True) > 1000
 
 
 @pytest.mark.parametrize("budget", [5, 40, 90])

@@ -64,7 +64,7 @@ class TokenBudget:
         layers = causal.config.get_text_config().num_hidden_layers
         # The backward pass holds about two layers' worth of gradients beside the activations.
         bytes_a_token *= 1 + 2 / layers
-        self._held = int(_SHARE * _free_bytes(device) / bytes_a_token)
+        self._held = int(_SHARE * _free_bytes(device) / max(bytes_a_token, 1.0))
         self._forward_only = self._held * max(1, layers // 4)
 
     def halve(self, trains: bool, tokens: int) -> None:
