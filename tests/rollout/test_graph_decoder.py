@@ -120,7 +120,7 @@ def test_buffers_grow_and_stay(tiny, ragged, monkeypatch):
 def test_wider_weights_than_activations(tiny, lora):
     """Weights in float32 under a half-precision forward, as mixed precision trains them."""
     from asymgrpo.kernels.decode_attention import Contexts
-    from asymgrpo.rollout.fused import fused_logits, plan_of
+    from asymgrpo.rollout.fused import AdapterCopies, fused_logits, plan_of
     from asymgrpo.rollout.pool import LayerShape, Pool
 
     model = lora(tiny("qwen2", **SMALL)).eval()
@@ -128,7 +128,9 @@ def test_wider_weights_than_activations(tiny, lora):
     column = torch.ones(2, dtype=torch.long)
     tokens = torch.tensor([5, 6])
     contexts = Contexts(0 * column, 0 * column, torch.tensor([1, 2]), column)
-    plan = plan_of(model, torch.float16)
+    copies = AdapterCopies()
+    plan = plan_of(model, torch.float16, copies)
+    copies.refresh()
     pool = Pool(shapes, 4, torch.device("cpu"))
     with torch.no_grad():
         own = model(input_ids=tokens[:, None]).logits[:, 0]
@@ -138,7 +140,11 @@ def test_wider_weights_than_activations(tiny, lora):
 
 @interpreted
 def test_what_has_no_plan(tiny, lora):
-    from asymgrpo.rollout.fused import NotFusable, plan_of
+    from asymgrpo.rollout.fused import AdapterCopies, NotFusable
+    from asymgrpo.rollout.fused import plan_of as read
+
+    def plan_of(model, dtype):
+        return read(model, dtype, AdapterCopies())
 
     for model, reason in [
         (tiny("gemma"), "not of a family"),

@@ -305,10 +305,11 @@ def tiles_for(rows: int, outputs: int, inputs: int, processors: int = 132) -> Ti
     True
     """
     bm = min(128, max(16, triton.next_power_of_2(rows)))
-    bn, bk = 64, 64
+    wide = inputs > 4096 or rows > 128
+    bn, bk = (128 if wide else 64), 64
     tiles = -(-outputs // bn) * -(-rows // bm)
     splits = max(1, min(8, processors // tiles, inputs // (4 * bk)))
-    return Tiles(bm, bn, bk, splits, 4, 4)
+    return Tiles(bm, bn, bk, splits, 8 if wide else 4, 4)
 
 
 def project(x: Tensor, projections: Sequence[Projection], tiles: Tiles | None = None) -> Tensor:
@@ -361,7 +362,7 @@ def gated(x: Tensor, gate: Projection, up: Projection, tiles: Tiles | None = Non
     """Rows `[B, K]` to `silu(gate(x)) * up(x)`, `[B, N]`."""
     rows, inputs = x.shape
     outputs = gate.weight.shape[0]
-    tiles = tiles or Tiles(min(128, max(16, triton.next_power_of_2(rows))), 64, 64, 1, 8, 3)
+    tiles = tiles or Tiles(min(128, max(16, triton.next_power_of_2(rows))), 128, 64, 1, 8, 3)
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     rank = max(gate.rank, up.rank)
     _gate[(triton.cdiv(outputs, tiles.bn), triton.cdiv(rows, tiles.bm))](
@@ -413,7 +414,7 @@ def add_norm(
         PARTS=0 if parts is None else parts.shape[0],
         BIAS=bias is not None,
         EPSILON=epsilon,
-        num_warps=4 if width <= 2048 else 8,
+        num_warps=8,
     )
     return normed
 

@@ -30,6 +30,35 @@ class NotFusable(Exception):
     """Why a model has no plan."""
 
 
+class AdapterCopies:
+    """Adapters in the activations' type, at addresses that stay.
+
+    An adapter is a hundredth of the weights and often held in float32, which the kernels' inner
+    loop cannot stream; the weights themselves are never copied.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, torch.Size], tuple[Tensor, Tensor]] = {}
+
+    def of(self, source: Tensor, dtype: torch.dtype) -> Tensor:
+        """The tensor itself where its type fits, else the buffer for it."""
+        if source.dtype == dtype:
+            return source
+        key = (source.data_ptr(), source.shape)
+        if key not in self._held or self._held[key][1].dtype != dtype:
+            self._held[key] = (source, torch.empty_like(source, dtype=dtype))
+        return self._held[key][1]
+
+    def refresh(self) -> None:
+        """The values of now."""
+        if self._held:
+            sources, buffers = zip(*self._held.values(), strict=True)
+            torch._foreach_copy_(buffers, sources)
+
+    def clear(self) -> None:
+        self._held.clear()
+
+
 @dataclass(frozen=True)
 class Layer:
     """One layer's tensors."""
@@ -78,7 +107,7 @@ class Plan:
         )
 
 
-def plan_of(model: nn.Module, dtype: torch.dtype) -> Plan:
+def plan_of(model: nn.Module, dtype: torch.dtype, copies: AdapterCopies) -> Plan:
     """The model's plan for activations of that type; raises NotFusable where there is none."""
     wrapped: Any = model
     base: Any = wrapped.get_base_model() if hasattr(model, "get_base_model") else model
@@ -86,7 +115,7 @@ def plan_of(model: nn.Module, dtype: torch.dtype) -> Plan:
     layers = getattr(decoder, "layers", None)
     if layers is None or {type(layer).__name__ for layer in layers} - LAYERS:
         raise NotFusable(f"{type(base).__name__} is not of a family with fused kernels")
-    if any(module._forward_hooks or module._forward_pre_hooks for module in base.modules()):
+    if any(vars(m)["_forward_hooks"] or vars(m)["_forward_pre_hooks"] for m in base.modules()):
         raise NotFusable("a module has a hook")
     config = base.config
     if config.hidden_act != "silu":
@@ -95,25 +124,29 @@ def plan_of(model: nn.Module, dtype: torch.dtype) -> Plan:
     return Plan(
         embedding=decoder.embed_tokens,
         rotary=decoder.rotary_emb,
-        layers=tuple(_layer(layer) for layer in layers),
+        layers=tuple(_layer(layer, dtype, copies) for layer in layers),
         norm=decoder.norm.weight.detach(),
-        head=_projection(base.lm_head),
+        head=_projection(base.lm_head, dtype, copies),
         epsilon=float(config.rms_norm_eps),
         query_heads=int(config.num_attention_heads),
         dtype=dtype,
     )
 
 
-def _layer(layer: Any) -> Layer:
+def _layer(layer: Any, dtype: torch.dtype, copies: AdapterCopies) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
+
+    def read(module: Any) -> Projection:
+        return _projection(module, dtype, copies)
+
     norms = tuple(
         getattr(attention, name).weight.detach() if hasattr(attention, name) else None
         for name in ("q_norm", "k_norm")
     )
-    three = tuple(_projection(getattr(attention, f"{name}_proj")) for name in "qkv")
+    three = tuple(read(getattr(attention, f"{name}_proj")) for name in "qkv")
     if len({projection.bias is None for projection in three}) > 1:
         raise NotFusable("only some of queries, keys and values have a bias")
-    gate, up = _projection(mlp.gate_proj), _projection(mlp.up_proj)
+    gate, up = read(mlp.gate_proj), read(mlp.up_proj)
     if gate.bias is not None or up.bias is not None:
         raise NotFusable("the gate has a bias")
     window = getattr(attention, "sliding_window", None)
@@ -123,18 +156,18 @@ def _layer(layer: Any) -> Layer:
         first_norm=layer.input_layernorm.weight.detach(),
         queries_keys_values=(three[0], three[1], three[2]),
         head_norms=(norms[0], norms[1]),
-        output=_projection(attention.o_proj),
+        output=read(attention.o_proj),
         second_norm=layer.post_attention_layernorm.weight.detach(),
         gate=gate,
         up=up,
-        down=_projection(mlp.down_proj),
+        down=read(mlp.down_proj),
         rotates=bool(getattr(attention, "use_rope", True)),
         window=window,
         scaling=float(attention.scaling),
     )
 
 
-def _projection(module: Any) -> Projection:
+def _projection(module: Any, dtype: torch.dtype, copies: AdapterCopies) -> Projection:
     """A linear module's tensors, or those of a low-rank adapter around one."""
     if type(module) is nn.Linear:
         bias = None if module.bias is None else module.bias.detach()
@@ -142,7 +175,7 @@ def _projection(module: Any) -> Projection:
     base = getattr(module, "base_layer", None)
     if type(base) is not nn.Linear or not hasattr(module, "lora_A"):
         raise NotFusable(f"a projection is a {type(module).__name__}")
-    plain = _projection(base)
+    plain = _projection(base, dtype, copies)
     if module.merged:
         raise NotFusable("an adapter is merged")
     active = [name for name in module.active_adapters if name in module.lora_A]
@@ -156,8 +189,8 @@ def _projection(module: Any) -> Projection:
     return Projection(
         plain.weight,
         plain.bias,
-        down.weight.detach(),
-        up.weight.detach(),
+        copies.of(down.weight.detach(), dtype),
+        copies.of(up.weight.detach(), dtype),
         float(module.scaling[name]),
     )
 
@@ -166,6 +199,21 @@ def fused_logits(
     plan: Plan, tokens: Tensor, positions: Tensor, contexts: Contexts, slots: Tensor, pool: Pool
 ) -> Tensor:
     """Tokens, positions and slots `[B]` to logits `[B, V]`; keys and values go to the pool."""
+    normed = fused_hidden(plan, tokens, positions, contexts, slots, pool)
+    head = plan.head
+    if head.weight.dtype == plan.dtype and head.down is None:
+        return nn.functional.linear(normed, head.weight, head.bias)
+    logits = project(normed, [head]).sum(0)
+    return logits if head.bias is None else logits + head.bias
+
+
+def fused_hidden(
+    plan: Plan, tokens: Tensor, positions: Tensor, contexts: Contexts, slots: Tensor, pool: Pool
+) -> Tensor:
+    """The same up to the last norm, `[B, N]`.
+
+    A prompt's tokens may be the rows: a layer stores the keys of all before any of them attends.
+    """
     hidden = plan.embedding(tokens)
     cos, sin = plan.rotary(hidden[:, None], positions[:, None])
     rotation = (cos[:, 0].contiguous(), sin[:, 0].contiguous())
@@ -193,9 +241,4 @@ def fused_logits(
         )
         parts = project(gated(normed, layer.gate, layer.up), [layer.down])
         bias = layer.down.bias
-    normed = add_norm(hidden, parts, bias, plan.norm, plan.epsilon, plan.dtype)
-    head = plan.head
-    if head.weight.dtype == plan.dtype and head.down is None:
-        return nn.functional.linear(normed, head.weight, head.bias)
-    logits = project(normed, [head]).sum(0)
-    return logits if head.bias is None else logits + head.bias
+    return add_norm(hidden, parts, bias, plan.norm, plan.epsilon, plan.dtype)

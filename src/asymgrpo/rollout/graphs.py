@@ -19,7 +19,7 @@ from ..kernels.decode_attention import Contexts
 from ..kernels.decode_sampling import Rows, advance, draw_plain
 from ..kernels.sampling import Filters, draw, noise_keys
 from .attention import PromptPass, attending_to
-from .fused import NotFusable, Plan, fused_logits, plan_of
+from .fused import AdapterCopies, NotFusable, Plan, fused_hidden, fused_logits, plan_of
 from .plain import Sampled
 from .pool import LayerShape, Pool
 from .prompts import Forward, Group, prompt_states
@@ -27,6 +27,11 @@ from .prompts import Forward, Group, prompt_states
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 LOOK_EVERY = 16
 """Steps between the host's looks at which rows live."""
+
+LONGEST_FUSED_PROMPT = 1_024
+"""Longer prompts go through the model's own forward, which shares reads between queries."""
+MOST_PROMPT_TOKENS = 8_192
+"""Prompt tokens taken in together."""
 
 ROW_FIELDS = tuple(field.name for field in fields(Rows))
 CONTEXT_FIELDS = ("prompt_start", "prompt_count", "own_start")
@@ -57,6 +62,7 @@ class GraphDecoder:
         self._captured_for: Any = None
         self._memory: Any = None
         self._plan: Plan | None = None
+        self._copies = AdapterCopies()
 
     def token_bytes(self) -> int:
         """Bytes of keys and values a token."""
@@ -65,7 +71,8 @@ class GraphDecoder:
     def release(self) -> None:
         """Frees the buffers and graphs; the next wave makes them anew."""
         self._graphs.clear()
-        self._buffers = self._captured_for = self._memory = None
+        self._copies.clear()
+        self._buffers = self._captured_for = self._memory = self._plan = None
 
     @torch.no_grad()
     def decode(
@@ -136,7 +143,8 @@ class GraphDecoder:
             held = self._buffers = self._allocate(rows, steps, prompt_tokens, needs_seen)
         dtype = next(iter(self._layer_shapes().values())).dtype
         try:
-            self._plan = plan_of(self.model, dtype)
+            self._plan = plan_of(self.model, dtype, self._copies)
+            self._copies.refresh()
             fingerprint: Any = self._plan.fingerprint()
         except NotFusable:
             self._plan = None
@@ -168,9 +176,7 @@ class GraphDecoder:
 
     def _fill(self, buffers: _Buffers, groups: Sequence[Group], steps: int) -> None:
         """The prompts' keys and values, and the first state of every row."""
-        start = 1
-        for states in prompt_states(groups, self.forward, self.device):
-            start = buffers.pool.add_prompts(states, start)
+        start = self._store_prompts(buffers.pool, groups)
         size = buffers.state.shape[1]
         columns: dict[str, list[int]] = {name: [] for name in ROW_FIELDS + CONTEXT_FIELDS}
         own, prompt_start = start, 1
@@ -206,6 +212,30 @@ class GraphDecoder:
                 tokens = torch.tensor(group.prompt, device=self.device)
                 buffers.seen[place : place + len(group.rows), tokens] = True
                 place += len(group.rows)
+
+    def _store_prompts(self, pool: Pool, groups: Sequence[Group]) -> int:
+        """All prompts' keys and values from slot 1 on; returns the slot after them."""
+        counts = [len(group.prompt) - 1 for group in groups]
+        start = 1
+        if self._plan is None or max(counts) > LONGEST_FUSED_PROMPT:
+            for states in prompt_states(groups, self.forward, self.device):
+                start = pool.add_prompts(states, start)
+            return start
+        columns: list[list[int]] = [[], [], [], []]
+        for group, count in zip(groups, counts, strict=True):
+            columns[0] += group.prompt[:-1]
+            columns[1] += range(count)
+            columns[2] += [start] * count
+            columns[3] += range(start, start + count)
+            start += count
+        table = torch.tensor(columns, device=self.device)
+        for part in torch.split(table, MOST_PROMPT_TOKENS, dim=1):
+            tokens, positions, first, slots = part.contiguous()
+            if len(tokens):
+                none = torch.zeros_like(first)
+                contexts = Contexts(none, none, first, positions + 1)
+                fused_hidden(self._plan, tokens, positions, contexts, slots, pool)
+        return start
 
     def _compact(self, buffers: _Buffers, left: Tensor, bucket: int) -> int:
         """The living rows at the front of the smallest bucket that holds them."""

@@ -77,19 +77,28 @@ def decoding(model: nn.Module, attention: str | None) -> Iterator[None]:
     """The model without dropout, checkpointing and gradients, on that attention (None: its own).
 
     Whatever ends the block, the model is then as it was, module by module: an adapter's dropout
-    may be off while the model trains.
+    may be off while the model trains. Hooks that make embeddings require gradients, which
+    checkpointing asks for, are off too.
     """
-    training = [module for module in model.modules() if module.training]
+    # By the modules' own dictionaries: setting an attribute of a module the ordinary way costs a
+    # noticeable part of a rollout when there are thousands of them.
+    states = [vars(module) for module in model.modules()]
+    training = [state for state in states if state["training"]]
     configs: dict[int, Any] = {
-        id(module.config): module.config
-        for module in model.modules()
-        if hasattr(getattr(module, "config", None), "_attn_implementation_internal")
+        id(state["config"]): state["config"]
+        for state in states
+        if hasattr(state.get("config"), "_attn_implementation_internal")
     }
     before = {key: config._attn_implementation_internal for key, config in configs.items()}
-    hooks = _gradient_hooks(model)
+    hooks = [
+        (state["_forward_hooks"], key, hook)
+        for state in states
+        for key, hook in state["_forward_hooks"].items()
+        if "require_grads" in getattr(hook, "__name__", "")
+    ]
     try:
-        for module in training:
-            module.training = False
+        for state in training:
+            state["training"] = False
         if attention is not None:
             for config in configs.values():
                 config._attn_implementation_internal = attention
@@ -102,15 +111,5 @@ def decoding(model: nn.Module, attention: str | None) -> Iterator[None]:
             owner[key] = hook
         for key, config in configs.items():
             config._attn_implementation_internal = before[key]
-        for module in training:
-            module.training = True
-
-
-def _gradient_hooks(model: nn.Module) -> list[tuple[dict[int, Any], int, Any]]:
-    """The hooks that make embeddings require gradients, which checkpointing asks for."""
-    return [
-        (module._forward_hooks, key, hook)
-        for module in model.modules()
-        for key, hook in module._forward_hooks.items()
-        if "require_grads" in getattr(hook, "__name__", "")
-    ]
+        for state in training:
+            state["training"] = True
