@@ -80,7 +80,7 @@ def take(page: Path, out: Path, browser: str, prefix: str, step: int | None) -> 
 
 def open_page(chromium: Any, page: Path, theme: str, width: int, height: int) -> Any:
     context = chromium.new_context(
-        viewport={"width": width, "height": height}, color_scheme=theme, device_scale_factor=1.5
+        viewport={"width": width, "height": height}, color_scheme=theme, device_scale_factor=1.25
     )
     tab = context.new_page()
     tab.goto(page.resolve().as_uri())
