@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -112,9 +113,7 @@ class Worker(threading.Thread):
         if process is None:
             return
         if process.stdin is not None:
-            process.stdin.close()
-        if self.current is not None:  # cut off in the middle of a run
-            process.terminate()
+            process.stdin.close()  # with it gone, a run in hand is saved and stops
         process.wait()
 
 
@@ -132,14 +131,18 @@ def launch(jobs: Sequence[Job], out: Path, console: Console, at_once: int | None
         Worker(queue, environment, out / f"worker-{number}.log")
         for number, environment in enumerate(environments)
     ]
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     for worker in workers:
         worker.start()
     try:
         _watch(jobs, workers, console)
     except KeyboardInterrupt:
+        console.print("saving the runs in hand")
         for worker in workers:
             worker.stop()
         raise Interrupted from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
     errors = [error for worker in workers for error in worker.errors]
     if errors:
         job, message = errors[0]

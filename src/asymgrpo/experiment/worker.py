@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import queue
+import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -32,12 +35,28 @@ def work(line: str) -> dict[str, Any]:
     return {}
 
 
+def read_jobs(jobs: queue.SimpleQueue[str | None], busy: threading.Event) -> None:
+    """Hand lines on; when their sender is gone, let the run in hand save and stop."""
+    for line in sys.stdin:
+        jobs.put(line)
+    jobs.put(None)
+    if busy.is_set():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def main() -> None:
     # Results go out on the real standard output; whatever libraries print goes to the log.
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    for line in sys.stdin:
+    # The terminal's Ctrl-C reaches this process too; its sender decides, and closes the line.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    jobs: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    busy = threading.Event()
+    threading.Thread(target=read_jobs, args=(jobs, busy), daemon=True).start()
+    while (line := jobs.get()) is not None:
+        busy.set()
         result = work(line)
+        busy.clear()
         results.write(json.dumps(result) + "\n")
         results.flush()
 
