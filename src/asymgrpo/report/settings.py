@@ -27,7 +27,7 @@ class Settings:
 def compare_settings(sources: Sequence[Source]) -> Settings:
     """Settings side by side, a column a label; several values inside a label stand together."""
     labels = labels_of(sources)
-    flat = {run.name: flatten(run.record) for run in sources}
+    flat = {run.name: told_once(flatten(run.record)) for run in sources}
     names = sorted({name for settings in flat.values() for name in settings})
     differ, shared = [], []
     for name in names:
@@ -40,6 +40,20 @@ def compare_settings(sources: Sequence[Source]) -> Settings:
         else:
             differ.append((name, cells))
     return Settings(labels, differ, shared)
+
+
+def told_once(flat: Mapping[str, str]) -> dict[str, str]:
+    """Without what was asked for where it stands as resolved too: `settings.model` beside `model`.
+
+    >>> told_once({"model": "tiny", "settings.model": "tiny", "settings.lora": "0"})
+    {'model': 'tiny', 'settings.lora': '0'}
+    """
+
+    def repeats(name: str) -> bool:
+        leaf = name.removeprefix("settings.").removeprefix("trainer.")
+        return leaf != name and (leaf in flat or f"config.{leaf}" in flat)
+
+    return {name: value for name, value in flat.items() if not repeats(name)}
 
 
 def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
