@@ -78,6 +78,8 @@ def evaluate_model(
                 top_p=request.top_p,
             ),
             seed=request.seed,
+            split=request.split,
+            model_key=weights_key(spec),
             on_progress=lambda done, total: bar.update(row, completed=done, total=total),
             partial=path.with_suffix(".partial.jsonl"),
         )
