@@ -90,10 +90,18 @@ CHARTS = (
         "learning",
         percent=True,
     ),
-    Chart("q2", "Q2 · A > 0, ratio low", ("clip/q2",), "share of tokens", "clip", percent=True),
-    Chart("q1", "Q1 · A > 0, ratio high", ("clip/q1",), "share of tokens", "clip", percent=True),
-    Chart("q3", "Q3 · A < 0, ratio low", ("clip/q3",), "share of tokens", "clip", percent=True),
-    Chart("q4", "Q4 · A < 0, ratio high", ("clip/q4",), "share of tokens", "clip", percent=True),
+    Chart(
+        "q2", "Q2 · A > 0, ratio low", ("clip/q2",), "share of tokens", "quadrants", percent=True
+    ),
+    Chart(
+        "q1", "Q1 · A > 0, ratio high", ("clip/q1",), "share of tokens", "quadrants", percent=True
+    ),
+    Chart(
+        "q3", "Q3 · A < 0, ratio low", ("clip/q3",), "share of tokens", "quadrants", percent=True
+    ),
+    Chart(
+        "q4", "Q4 · A < 0, ratio high", ("clip/q4",), "share of tokens", "quadrants", percent=True
+    ),
     Chart(
         "time",
         "Seconds a step",
