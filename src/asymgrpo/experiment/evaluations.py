@@ -83,10 +83,22 @@ def evaluate_model(
             on_progress=lambda done, total: bar.update(row, completed=done, total=total),
             partial=path.with_suffix(".partial.jsonl"),
         )
-    result = {"model": request.model, "split": request.split, **result}
-
+    result = {"model": request.model, **result}
     write_atomically(path, (json.dumps(result) + "\n").encode())
+    path.with_suffix(".partial.jsonl").unlink(missing_ok=True)
     return path, result
+
+
+def weights_key(spec: str) -> str:
+    """Names the weights behind `spec`: what is measured of others must not be mixed in.
+
+    >>> weights_key("Qwen/Qwen3-4B-Base")
+    'Qwen/Qwen3-4B-Base'
+    """
+    path = Path(spec)
+    files = sorted(path.glob("*")) if path.is_dir() else [path] if path.is_file() else []
+    stamps = [f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files]
+    return " ".join([spec, *stamps])
 
 
 def _weights(store: RunStore) -> Path:
