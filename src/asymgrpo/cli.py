@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from asymgrpo.errors import Interrupted, UserError
+from asymgrpo.errors import Interrupted, UserError, file_error
 
 app = typer.Typer(
     help="GRPO-family reinforcement learning that treats a rollout by the sign of its advantage.",
@@ -236,7 +236,7 @@ def inspect(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
     step: Annotated[int | None, typer.Option(help="A saved step; the last unless said.")] = None,
     by: Annotated[
-        str, typer.Option(help="entropy, discount, ratio, weight or quadrant.")
+        str, typer.Option(help="entropy, discount, ratio, weight, grpo-weight or quadrant.")
     ] = "weight",
     group: Annotated[int | None, typer.Option(help="One prompt's rollouts.")] = None,
     limit: Annotated[int, typer.Option(help="Rollouts at most.")] = 8,
@@ -341,6 +341,11 @@ def main() -> None:
         with contextlib.suppress(OSError):
             sys.stdout.close()
         sys.exit(141)
+    except OSError as error:
+        if error.errno is None:  # not the system's word on a file, so not the user's to mend
+            raise
+        print(f"asymgrpo: {file_error(error)}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

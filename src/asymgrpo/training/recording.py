@@ -104,9 +104,9 @@ class Recording:
                 metrics[ours] = list(metrics[theirs])
         if mode == "train" and metrics.get("step_time"):
             steps, seconds = len(metrics["step_time"]), sum(metrics["step_time"])
-            metrics["time/rollout"] = [self._seconds["rollout"] / steps]
             metrics["time/update"] = [(seconds - self._seconds["score"]) / steps]
             if self._sampled_tokens:
+                metrics["time/rollout"] = [self._seconds["rollout"] / steps]
                 metrics["tokens_per_second"] = [self._sampled_tokens / seconds]
             self._seconds, self._sampled_tokens = {"rollout": 0.0, "score": 0.0}, 0
         if "grad_norm" in logs:
