@@ -1,6 +1,6 @@
 """A short training run, packed or padded, on rollouts that do not depend on the model.
 
-Run as a program under torchrun for two processes: `packed_run.py SCORER OUT OPTIONS_JSON`.
+Run as a program under torchrun for two processes, it does both: `packed_run.py OUT OPTIONS_JSON`.
 """
 
 from __future__ import annotations
@@ -122,6 +122,6 @@ def run(scorer: str, *, lora: bool = False, **options: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    result = run(sys.argv[1], **json.loads(sys.argv[3]))
+    results = {name: run(name, **json.loads(sys.argv[2])) for name in ("packed", "padded")}
     rank = torch.distributed.get_rank()
-    Path(f"{sys.argv[2]}.{rank}").write_text(json.dumps(result))
+    Path(f"{sys.argv[1]}.{rank}").write_text(json.dumps(results))
