@@ -221,3 +221,28 @@ def test_sampled_rollouts_carry_their_traces(saved_model: str, tmp_path: Path) -
                 if row["advantage"] >= 0:
                     assert row["discount"][token] == 1
                     assert row["weight"][token] == row["grpo_weight"][token]
+
+
+@pytest.mark.parametrize("aggregate", ["sequence-mean", "token-mean"])
+def test_evaluation_by_trl(aggregate: str, saved_model: str, tmp_path: Path) -> None:
+    """TRL's own evaluation loop, with a group size of its own, logs our metrics under eval_."""
+    trainer = AsymGRPOTrainer(
+        model=saved_model,
+        args=AsymGRPOConfig(
+            **settings(tmp_path, algorithm="sa-ah-abc-grpo", aggregate=aggregate),
+            eval_strategy="steps",
+            eval_steps=2,
+            num_generations_eval=2,
+            per_device_eval_batch_size=4,
+        ),
+        reward_funcs=reward_digits,
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+        eval_dataset=Dataset.from_dict({"prompt": PROMPTS[:4]}),
+        processing_class=make_tokenizer(),
+    )
+    trainer.train()
+    row = next(row for row in trainer.state.log_history if "eval_reward" in row)
+    assert {"eval_loss", "eval_entropy/mean", "eval_clip/q1", "eval_reward/mean"} <= row.keys()
+    assert row["eval_reward/mean"] == row["eval_reward"]
+    trained = [row for row in trainer.state.log_history if "time/update" in row]
+    assert all(row["time/update"] > 0 for row in trained)  # evaluation's seconds are not in it

@@ -29,6 +29,7 @@ from asymgrpo.training.recording import Recording, RolloutSink
 from asymgrpo.training.resuming import Resuming
 from asymgrpo.training.scorer import PackedScorer
 from asymgrpo.training.seeds import rollout_seeds
+from asymgrpo.training.shrinking import ShrinkingEngine
 
 SCORERS = ("packed", "padded")
 
@@ -227,8 +228,9 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
             completions, logprobs = super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, num_generations, has_tool_images
             )
-        self._seconds["rollout"] += time.perf_counter() - started
-        self._sampled_tokens += sum(map(len, completions))
+        if self.model.training:
+            self._seconds["rollout"] += time.perf_counter() - started
+            self._sampled_tokens += sum(map(len, completions))
         return completions, logprobs
 
     def _native(self) -> Engine | None:
@@ -237,7 +239,8 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
             reason = self._not_native()
             if reason is None:
                 model = self.accelerator.unwrap_model(self.model)
-                self._engine, reason = choose_engine("native", model, self._tokenizer)
+                engine, reason = choose_engine("native", model, self._tokenizer)
+                self._engine = ShrinkingEngine(engine, self._say)
             if reason is not None:
                 self._say(f"sampling by transformers: {reason}")
                 self._engine, self.args.engine = None, "transformers"
@@ -338,8 +341,9 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
             logged.extend(advantages.tolist())
         # Where each rollout stands in the whole batch, so that it is known after TRL's shuffle.
         output["rollout_index"] = torch.arange(first, first + rows, device=self.accelerator.device)
-        self._rollout_batches += self.model.training
-        self._seconds["score"] += time.perf_counter() - started
+        if self.model.training:
+            self._rollout_batches += 1
+            self._seconds["score"] += time.perf_counter() - started
         return output
 
     # The loss
