@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from asymgrpo.errors import UserError
+from asymgrpo.errors import UserError, errors_name
 
 
 def digest(value: Any) -> str:
@@ -44,7 +44,8 @@ class PartialResults:
         if not self.path.is_file():
             return {}
         done = {}
-        for number, line in enumerate(self.path.read_text(encoding="utf-8").split("\n"), 1):
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        for number, line in enumerate(text.split("\n"), 1):
             if line:
                 row = self._parse(line, number)
                 if row["setting"] == self.setting:
@@ -61,7 +62,7 @@ class PartialResults:
             for index, prompt, problem in problems
         ]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a", encoding="utf-8") as file:
+        with errors_name(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write("".join(lines))
             file.flush()
             os.fsync(file.fileno())
@@ -69,9 +70,9 @@ class PartialResults:
     def _parse(self, line: str, number: int) -> dict[str, Any]:
         try:
             row = json.loads(line)
-            if {"setting", "index", "prompt", "problem"} <= row.keys():
-                return dict(row)
-        except (json.JSONDecodeError, AttributeError):
+            if isinstance(row, dict) and {"setting", "index", "prompt", "problem"} <= row.keys():
+                return row
+        except (ValueError, RecursionError):
             pass
         raise UserError(f"{self.path}:{number} is no evaluated problem; remove the file")
 

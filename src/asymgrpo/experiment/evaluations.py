@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from asymgrpo.errors import UserError
 from asymgrpo.evaluation import evaluate_policy
+from asymgrpo.experiment.signals import stopped_by_signals
 from asymgrpo.experiment.store import RunStore, write_atomically
 from asymgrpo.models import load_policy
 from asymgrpo.rollout import Sampling, choose_engine
@@ -63,7 +64,7 @@ def evaluate_model(
     rows = task.examples(request.split)
     count = len(rows) if request.problems is None else min(request.problems, len(rows))
     path = out or default_path(request.model, store.exists(), task.name, request.split)
-    with Progress(console=console, transient=True) as bar:
+    with stopped_by_signals(), Progress(console=console, transient=True) as bar:
         row = bar.add_task(f"{task.name} {request.split}", total=None)
         result = evaluate_policy(
             engine,

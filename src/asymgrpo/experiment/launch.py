@@ -104,6 +104,9 @@ class Worker(threading.Thread):
                     stderr=log,
                     text=True,
                     env=self.environment,
+                    # Ctrl-C reaches this process alone: a run that it has reached already would
+                    # not outlast the signal that tells it to save.
+                    start_new_session=True,
                 )
         return self.process
 

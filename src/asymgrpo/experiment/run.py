@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import math
 import platform
@@ -21,12 +22,15 @@ from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
 from asymgrpo.experiment.data import load_reward, training_rows, training_set
 from asymgrpo.experiment.interruption import interruptible
+from asymgrpo.experiment.lock import alone_in
+from asymgrpo.experiment.secrets import redacted
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.models import Policy, load_policy, lora_config
 from asymgrpo.rollout import Sampling, choose_engine
 from asymgrpo.tasks import Task, load_task
-from asymgrpo.training.resuming import checkpoints
+from asymgrpo.training.resuming import checkpoints, clear_leftovers, put_in_place, writing
+from asymgrpo.training.shrinking import ShrinkingEngine
 from asymgrpo.training.trl import AsymGRPOConfig, AsymGRPOTrainer
 
 VERSIONED = ("asymgrpo", "torch", "transformers", "trl", "accelerate", "peft", "datasets")
@@ -86,8 +90,8 @@ def run_record(
         "task": settings.task,
         "seed": settings.seed,
         "steps": settings.steps,
-        "config": {k: v for k, v in settings.trainer.items() if k not in overrides},
-        "settings": settings.to_dict(),
+        "config": redacted({k: v for k, v in settings.trainer.items() if k not in overrides}),
+        "settings": redacted(settings.to_dict()),
         "versions": {name: importlib.metadata.version(name) for name in VERSIONED}
         | {"python": platform.python_version()},
         "device": device,
@@ -99,13 +103,19 @@ def open_store(settings: RunSettings, folder: Path) -> RunStore:
     """The run's folder, new or holding this very run."""
     store = RunStore(folder)
     if store.exists():
-        if store.run().get("settings") != settings.to_dict():
+        if store.run().get("settings") != redacted(settings.to_dict()):
             raise UserError(
                 f"{folder} holds another run; choose another --out, or remove the folder"
             )
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    elif folder.exists() and (not folder.is_dir() or holds_something(folder)):
         raise UserError(f"{folder} exists and holds no run; choose another --out")
     return store
+
+
+def holds_something(folder: Path) -> bool:
+    """Whether anything is in `folder` but what a kill before the first write leaves."""
+    own = (".lock", ".run.json.*.tmp")
+    return any(not any(path.match(name) for name in own) for path in folder.iterdir())
 
 
 def prompts_needed(settings: RunSettings, config: AsymGRPOConfig) -> int:
@@ -121,6 +131,7 @@ def held_out_evaluation(
 ) -> Any:
     """A function from a step to its evaluation: the same problems and seeds at every step."""
     engine, _ = choose_engine(settings.engine, model, policy.tokenizer)
+    engine = ShrinkingEngine(engine, print)
     test = task.examples("test")
     examples = [test[index] for index in range(min(settings.eval_problems, len(test)))]
     sampling = Sampling(max_new_tokens=config.max_completion_length, temperature=config.temperature)
@@ -145,7 +156,8 @@ def checkpoint_to_go_on_from(store: RunStore) -> Path | None:
     newest = [path for path in checkpoints(store.folder) if path.is_dir()][-1:]
     step = int(newest[0].name.rpartition("-")[2]) if newest else 0
     store.truncate_metrics(step)
-    store.remove_rollouts_after(step)
+    store.remove_after(step)
+    clear_leftovers(store.folder)
     return newest[0] if newest else None
 
 
@@ -183,32 +195,58 @@ def train_run(settings: RunSettings, folder: Path, console: Console | None = Non
     """
     config = trainer_config(settings, folder)
     store = open_store(settings, folder)
-    if store.exists() and store.run()["status"] == "finished":
+    if store.exists() and store.run().get("status") == "finished":
         return store
     task = load_task(settings.task, path=settings.task_path, prompt=settings.prompt)
     set_seed(settings.seed)
     policy = load_policy(settings.model, trust_remote_code=settings.trust_remote_code)
-    before = store.run().get("seconds", 0.0) if store.exists() else 0.0
-    store.write_run(run_record(settings, config, folder, str(config.device)) | {"seconds": before})
-    checkpoint = checkpoint_to_go_on_from(store)
     trainer = build_trainer(settings, config, store, task, policy)
-    if console is not None:
-        if checkpoint is not None:
-            console.print(f"going on from {checkpoint}")
-        trainer.add_callback(ProgressBar(settings.label, console))
-    started = time.monotonic()
+    with alone_in(folder) if config.process_index == 0 else contextlib.nullcontext():
+        record = run_record(settings, config, folder, str(config.device))
+        before = store.run().get("seconds") or 0.0 if store.exists() else 0.0
+        store.write_run(record | {"seconds": before})
+        started = time.monotonic()
+        try:
+            finished = train_on(trainer, store, settings, console)
+            if finished:
+                save_final(trainer, policy, folder)
+        except BaseException:
+            with contextlib.suppress(OSError):  # a full disk, of which the first error tells
+                store.update_run(status="failed", seconds=before + time.monotonic() - started)
+            raise
+        status = "finished" if finished else "interrupted"
+        store.update_run(status=status, seconds=before + time.monotonic() - started)
+    if not finished:
+        raise Interrupted
+    return store
+
+
+def train_on(
+    trainer: AsymGRPOTrainer, store: RunStore, settings: RunSettings, console: Console | None
+) -> bool:
+    """Train from the newest checkpoint; whether it got to the end, and not to a signal."""
+    checkpoint = checkpoint_to_go_on_from(store)
+    bar = None if console is None else ProgressBar(settings.label, console)
+    if console is not None and checkpoint is not None:
+        console.print(f"going on from {checkpoint}")
+    if bar is not None:
+        trainer.add_callback(bar)
     with interruptible() as interruption:
         trainer.add_callback(interruption)
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        except BaseException:
-            store.update_run(status="failed", seconds=before + time.monotonic() - started)
-            raise
-    seconds = before + time.monotonic() - started
-    if interruption.requested and trainer.state.global_step < settings.steps:
-        store.update_run(status="interrupted", seconds=seconds)
-        raise Interrupted
-    trainer.save_model(str(folder / "final"))
-    policy.tokenizer.save_pretrained(str(folder / "final"))
-    store.update_run(status="finished", seconds=seconds)
-    return store
+        finally:
+            if bar is not None:
+                bar.bar.stop()
+    return not interruption.requested or trainer.state.global_step >= settings.steps
+
+
+def save_final(trainer: AsymGRPOTrainer, policy: Policy, folder: Path) -> None:
+    """The weights and the tokenizer as `final/`, whole or not at all."""
+    staging = folder / ".saving-final"
+    with writing(staging, folder / "final"):
+        trainer.save_model(str(staging))
+        if trainer.args.should_save:
+            policy.tokenizer.save_pretrained(str(staging))
+    if trainer.args.should_save:
+        put_in_place(staging, folder / "final")

@@ -9,6 +9,7 @@ runs/NAME/
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asymgrpo.errors import UserError
+from asymgrpo.errors import UserError, errors_name
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
@@ -60,13 +61,37 @@ def write_atomically(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        with errors_name(path):
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # what went wrong above is what matters
+            temporary.unlink()
+        raise
+
+
+def read_json(text: str) -> Any:
+    """The value in `text`; a whole number beyond 64 bits becomes a float.
+
+    >>> read_json('{"step": 3, "loss": 1' + 400 * "0" + "}")
+    {'step': 3, 'loss': inf}
+    """
+    try:
+        return json.loads(text, parse_int=lambda word: (int if len(word) < 19 else float)(word))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+RUN_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("name", "status", "algorithm", "label", "model", "task", "device"), str),
+    **dict.fromkeys(("overrides", "objective", "config", "settings", "versions"), dict),
+    **dict.fromkeys(("seed", "steps"), int),
+    **dict.fromkeys(("seconds",), int | float),
+}
+"""Fields of `run.json` that are read, and their types."""
 
 
 class RunStore:
@@ -100,12 +125,10 @@ class RunStore:
         path = self.folder / RUN_FILE
         if not path.is_file():
             raise UserError(f"{self.folder} holds no run ({RUN_FILE} is missing)")
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} is not readable as JSON ({error})") from None
-        if not isinstance(record, dict):
-            raise UserError(f"{path} must hold a JSON object")
+        record = _read_object(path)
+        for key, kind in RUN_FIELDS.items():
+            if record.get(key) is not None and not isinstance(record[key], kind):
+                raise UserError(f"{path}: {key} is {record[key]!r:.60}; mend or remove it")
         return record
 
     def update_run(self, **changes: Any) -> None:
@@ -116,7 +139,8 @@ class RunStore:
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         line = json.dumps({"step": step, **metrics}) + "\n"
-        with open(self.folder / METRICS_FILE, "a", encoding="utf-8") as file:
+        path = self.folder / METRICS_FILE
+        with errors_name(path), open(path, "a", encoding="utf-8") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
@@ -134,12 +158,12 @@ class RunStore:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
+                row = read_json(line)
+            except ValueError:
                 if number == len(lines):  # no newline behind it: the write was cut off
                     return
                 raise UserError(f"{path}:{number} is not JSON; mend or remove the line") from None
-            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            if not isinstance(row, dict) or type(row.get("step")) is not int:
                 raise UserError(f'{path}:{number} must be a JSON object with a whole "step"')
             yield row
 
@@ -157,25 +181,39 @@ class RunStore:
         table = pa.Table.from_pylist(clean, schema=ROLLOUT_SCHEMA)
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
-        path = self.folder / "rollouts" / f"step-{step:06d}.parquet"
+        path = self.rollouts_path(step)
         write_atomically(path, sink.getvalue().to_pybytes())
         return path
 
-    def remove_rollouts_after(self, last_step: int) -> None:
-        """Drop what a resumed run will write again."""
+    def remove_after(self, last_step: int) -> None:
+        """Drop what a resumed run will write again, and what a kill left half-written."""
         for step in self.rollout_steps():
             if step > last_step:
-                (self.folder / "rollouts" / f"step-{step:06d}.parquet").unlink()
+                self.rollouts_path(step).unlink()
+        for step in self.evaluation_steps():
+            if step > last_step:
+                self.evaluation_path(step).unlink()
+        for pattern in (".*.tmp", "rollouts/.*.tmp", "evaluations/.*.tmp"):
+            for path in self.folder.glob(pattern):
+                path.unlink()
+
+    def rollouts_path(self, step: int) -> Path:
+        return self.folder / "rollouts" / f"step-{step:06d}.parquet"
 
     def rollout_steps(self) -> list[int]:
         return _steps(self.folder / "rollouts", ".parquet")
 
     def rollouts(self, step: int) -> list[dict[str, Any]]:
-        path = self.folder / "rollouts" / f"step-{step:06d}.parquet"
+        path = self.rollouts_path(step)
         if not path.is_file():
             have = ", ".join(map(str, self.rollout_steps())) or "none"
             raise UserError(f"{self.folder} has no rollouts of step {step}; saved steps: {have}")
-        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        try:
+            table = pq.read_table(path)
+            rows: list[dict[str, Any]] = table.cast(ROLLOUT_SCHEMA).to_pylist()
+        except (pa.ArrowException, OSError, ValueError) as error:
+            cause = " ".join(str(error).split())[:150]
+            raise UserError(f"{path} holds no rollouts of a run ({cause}); remove it") from None
         return rows
 
     # evaluations/
@@ -193,14 +231,48 @@ class RunStore:
 
     def evaluations(self) -> list[dict[str, Any]]:
         """All evaluations, by step; each a record as `evaluation/` makes it."""
-        paths = [self.evaluation_path(step) for step in self.evaluation_steps()]
-        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        return [_checked_evaluation(self.evaluation_path(step)) for step in self.evaluation_steps()]
 
 
 def _steps(folder: Path, suffix: str) -> list[int]:
     names = (path.name for path in folder.glob(f"step-*{suffix}"))
     numbers = (name.removeprefix("step-").removesuffix(suffix) for name in names)
     return sorted(int(number) for number in numbers if number.isdigit())
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        record = read_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not readable as JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{path} must hold a JSON object")
+    return record
+
+
+def _checked_evaluation(path: Path) -> dict[str, Any]:
+    """The record in `path`, which has what comparisons and the report read of it."""
+    record = _read_object(path)
+    metrics, problems = record.get("metrics", {}), record.get("problems", [])
+    estimates = metrics.values() if isinstance(metrics, dict) else [None]
+    rows = problems if isinstance(problems, list) else [None]
+    whole = type(record.get("step")) is int and all(
+        isinstance(estimate, dict)
+        and all(_is_number(estimate.get(part)) for part in ("value", "low", "high"))
+        for estimate in estimates
+    )
+    if not whole or not all(
+        isinstance(row, dict)
+        and isinstance(row.get("scores"), list)
+        and all(map(_is_number, row["scores"]))
+        for row in rows
+    ):
+        raise UserError(f"{path} is no evaluation of a run; remove it and run the command again")
+    return record
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _plain_text(value: Any) -> Any:

@@ -48,8 +48,6 @@ def main() -> None:
     # Results go out on the real standard output; whatever libraries print goes to the log.
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    # The terminal's Ctrl-C reaches this process too; its sender decides, and closes the line.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     jobs: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     busy = threading.Event()
     threading.Thread(target=read_jobs, args=(jobs, busy), daemon=True).start()

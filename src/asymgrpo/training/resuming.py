@@ -6,15 +6,21 @@ the TRL trainer; knows its attributes, and imports nothing of it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import pickle
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+
+from asymgrpo.errors import UserError
 
 BETWEEN_STEPS = (
     "_step",
@@ -42,14 +48,63 @@ def checkpoints(folder: str | Path) -> list[Path]:
     ]
 
 
-def sync_folder(folder: Path) -> None:
-    """Make what lies in `folder` outlast a power cut."""
-    for path in [*folder.rglob("*"), folder]:
+def sync_folder(folder: Path, deep: bool = True) -> None:
+    """Make what lies in `folder` outlast a power cut; not `deep`, its names alone."""
+    for path in [*(folder.rglob("*") if deep else ()), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def writing(staging: Path, target: Path) -> Iterator[None]:
+    """Within, a write that fails is one line about `target`, and `staging` is cleared away.
+
+    Of a full disk, torch and safetensors say so by errors of their own.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        cause = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{target} cannot be written ({cause}); free some space or mend the folder, then run "
+            "the same command again"
+        ) from error
+
+
+def put_in_place(made: Path, target: Path) -> None:
+    """Let the folder `made` become `target`, whole, also across a power cut."""
+    sync_folder(made)
+    shutil.rmtree(target, ignore_errors=True)  # one of an earlier try
+    made.rename(target)
+    sync_folder(target.parent, deep=False)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a kill in the middle of saving or of removing a checkpoint leaves.
+
+    >>> clear_leftovers(Path("/nowhere"))
+    """
+    for pattern in (".saving-*", ".removing-*"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def _readable(checkpoint: Any) -> Iterator[None]:
+    """Within, a checkpoint that is damaged, or of another model, is one line."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError,
+            SafetensorError, pickle.UnpicklingError) as error:  # fmt: skip
+        cause = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{checkpoint} is damaged or of another model ({cause}); remove it to go on from an "
+            "earlier one, or choose another --out"
+        ) from error
 
 
 class Resuming:
@@ -64,10 +119,10 @@ class Resuming:
 
     def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
         if isinstance(resume_from_checkpoint, str):
-            record = json.loads(
-                (Path(resume_from_checkpoint) / "trainer_state.json").read_text(encoding="utf-8")
-            )
-            self._epochs_done = math.floor(record["epoch"])
+            path = Path(resume_from_checkpoint) / "trainer_state.json"
+            with _readable(resume_from_checkpoint):
+                record = json.loads(path.read_text(encoding="utf-8"))
+                self._epochs_done = math.floor(record["epoch"])
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
@@ -93,20 +148,26 @@ class Resuming:
         self.accelerator.wait_for_everyone()
         self._staging = str(staging)
         try:
-            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            with writing(staging, folder / f"checkpoint-{self.state.global_step}"):
+                super()._save_checkpoint(model, trial)  # type: ignore[misc]
+                self._save_between_steps(staging)
         finally:
             self._staging = None
-        self._save_between_steps(staging)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             (made,) = checkpoints(staging)
-            sync_folder(made)
-            target = folder / made.name
-            shutil.rmtree(target, ignore_errors=True)  # one of an earlier try, of the same step
-            made.rename(target)
+            put_in_place(made, folder / made.name)
             staging.rmdir()
             self._drop_old_checkpoints()
         self.accelerator.wait_for_everyone()
+
+    def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:
+        """transformers', but the settings that it saves beside the weights hold no token."""
+        token, self.args.hub_token = self.args.hub_token, None
+        try:
+            super()._save(output_dir, state_dict)  # type: ignore[misc]
+        finally:
+            self.args.hub_token = token
 
     def _save_between_steps(self, folder: Path) -> None:
         kept = {name: getattr(self, name) for name in BETWEEN_STEPS}
@@ -124,12 +185,17 @@ class Resuming:
             old.rename(doomed)
             shutil.rmtree(doomed)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: Any, model: Any = None) -> None:
+        with _readable(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-        path = Path(checkpoint) / self._own_file() if checkpoint else None
-        if path is None or not path.is_file():  # a checkpoint of stock TRL's holds none
-            return
-        kept = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+        with _readable(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+            path = Path(checkpoint) / self._own_file() if checkpoint else None
+            if path is None or not path.is_file():  # a checkpoint of stock TRL's holds none
+                return
+            kept = torch.load(path, map_location=self.accelerator.device, weights_only=True)
         self._metrics["train"].update(kept.pop("_metrics"))
         for name, value in kept.items():
             setattr(self, name, value)

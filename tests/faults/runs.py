@@ -1,0 +1,79 @@
+"""Small runs, and all of them that must not depend on a fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from asymgrpo.experiment.settings import RunSettings
+from asymgrpo.experiment.store import RunStore
+
+TIMED = ("time/", "step_time", "tokens_per_second", "train_")
+KILLING = Path(__file__).parent / "killing.py"
+
+
+def small(**changes: Any) -> RunSettings:
+    """A run of seconds, with something to lose."""
+    trainer = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "steps_per_generation": 2,
+        "max_completion_length": 32,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "report_to": "none",
+        "save_steps": 2,
+    }
+    own: dict[str, Any] = {"algorithm": "sa-ah-abc-grpo", "steps": 6, "sample_groups": 1}
+    trainer |= changes.pop("trainer", {})
+    return RunSettings(**(own | changes), trainer=trainer)
+
+
+def words(settings: RunSettings, out: Path) -> list[str]:
+    """The command line of a run."""
+    own = settings.to_dict()
+    found = ["train", "--out", str(out)]
+    for key, value in (own | own.pop("trainer")).items():
+        if value not in (None, [], ""):
+            found += ["--set", f"{key}={json.dumps(value)}"]
+    return found
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Metrics, weights, rollouts and evaluations."""
+    from safetensors.torch import load_file
+
+    store = RunStore(folder)
+    metrics = [
+        {key: value for key, value in row.items() if not key.startswith(TIMED)}
+        for row in store.metrics()
+    ]
+    weights = next((folder / "final").glob("*.safetensors"))
+    return {
+        "metrics": metrics,
+        "weights": {key: value.tolist() for key, value in load_file(weights).items()},
+        "rollouts": {step: store.rollouts(step) for step in store.rollout_steps()},
+        "evaluations": store.evaluations(),
+    }
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **changes}
+
+
+def kill_often(command: list[str], log: Path, *, kills: int, seed: int, longest: float) -> int:
+    """Run the command under `killing.py`; how often it was killed."""
+    options = ["--kills", str(kills), "--seed", str(seed), "--longest", str(longest)]
+    done = subprocess.run(
+        [sys.executable, str(KILLING), *options, "--log", str(log), "--", *command],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, log.read_text() if log.exists() else "no log"
+    return int(json.loads(done.stdout)["kills"])
