@@ -36,7 +36,7 @@ def noise(*shape, dtype=torch.float32, scale=1.0):
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(
     ("fold", "width", "window", "softcap"),
-    [(6, 16, None, None), (2, 24, 9, None), (1, 32, 40, 5.0), (3, 16, 1, None)],
+    [(6, 16, None, None), (2, 24, 9, None), (1, 32, 40, 5.0), (3, 16, 1, 50.0)],
 )
 def test_attention_over_a_pool(fold, width, window, softcap, splits):
     from asymgrpo.kernels.decode_attention import Contexts, decode_attention, reference_attention
@@ -102,15 +102,18 @@ def test_projections_with_adapters(rows, inputs, outputs, ranks, splits):
 @runs_here
 @pytest.mark.parametrize("ranks", [(0, 0), (4, 4), (0, 8)])
 def test_the_gated_activation(ranks):
-    from asymgrpo.kernels.decode_layer import Tiles, gated
+    from asymgrpo.kernels.decode_layer import Tiles, gated, joined
 
     torch.manual_seed(0)
     x = noise(19, 80, scale=0.2)
     gate, up = (projection(40, 80, rank) for rank in ranks)
     expected = torch.nn.functional.silu(adapted(x, gate)) * adapted(x, up)
-    torch.testing.assert_close(
-        gated(x, gate, up, Tiles(16, 16, 32, 1, 4, 2)).double(), expected, atol=5e-4, rtol=1e-4
-    )
+    downs = joined(gate.down, up.down, x) if any(ranks) else None
+    for one, half in zip((gate, up), downs.chunk(2) if any(ranks) else (), strict=False):
+        if one.rank:
+            half[: one.rank] = one.down
+    found = gated(x, gate, up, downs, Tiles(16, 16, 32, 1, 4, 2))
+    torch.testing.assert_close(found.double(), expected, atol=5e-4, rtol=1e-4)
 
 
 @runs_here

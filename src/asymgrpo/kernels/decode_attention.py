@@ -32,6 +32,20 @@ class Contexts:
 
 
 @triton.jit
+def _tanh(x):
+    """To float32's own precision: a cap of 50 makes the error of the fast exponential visible."""
+    y = 2.0 * tl.abs(x)
+    n = tl.floor(y * 1.4426950408889634 + 0.5)
+    # exp(-y) = 2^-n (1 + m) with |t| at most half of log 2, whose high bits are subtracted exactly.
+    t = n * 0.693359375 - y + n * -2.12194440e-4
+    m = 1.0 / 120 + t * (1.0 / 720 + t * (1.0 / 5040))
+    m = t * (1.0 + t * (0.5 + t * (1.0 / 6 + t * (1.0 / 24 + t * m))))
+    ratio = tl.exp2(-n) * (1.0 + m)
+    value = tl.where(n == 0, -m, 1.0 - ratio) / (1.0 + ratio)
+    return tl.where(x < 0, -value, value)
+
+
+@triton.jit
 def _attend(
     query,
     keys,
@@ -87,11 +101,7 @@ def _attend(
         v = tl.load(values + at[:, None] + wide[None, :], mask=mask, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling
         if SOFTCAP:
-            scaled = scores / softcap
-            # tanh by exponentials, in the form that does not overflow.
-            ratio = tl.exp(-2.0 * tl.abs(scaled))
-            tanh = (1.0 - ratio) / (1.0 + ratio)
-            scores = tl.where(scaled < 0, -tanh, tanh) * softcap
+            scores = _tanh(scores / softcap) * softcap
         scores = tl.where(inside[None, :], scores, -1e30)
         higher = tl.maximum(top, tl.max(scores, 1))
         decay = tl.exp(top - higher)

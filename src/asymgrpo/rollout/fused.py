@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.decode_attention import Contexts, decode_attention
-from ..kernels.decode_layer import Projection, add_norm, gated, place, project
+from ..kernels.decode_layer import MOST_RANK, Projection, add_norm, gated, joined, place, project
+from . import inspection
 from .pool import Pool
 
 LAYERS = {
@@ -39,6 +40,8 @@ class AdapterCopies:
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, torch.Size], tuple[Tensor, Tensor]] = {}
+        self._pairs: dict[tuple[Any, ...], Tensor] = {}
+        self._parts: list[tuple[Tensor, Tensor]] = []
 
     def of(self, source: Tensor, dtype: torch.dtype) -> Tensor:
         """The tensor itself where its type fits, else the buffer for it."""
@@ -49,14 +52,31 @@ class AdapterCopies:
             self._held[key] = (source, torch.empty_like(source, dtype=dtype))
         return self._held[key][1]
 
+    def pair(self, one: Tensor | None, other: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """Two adapters' `A` one below the other, as the gate's kernel reads them."""
+        like = other if one is None else one
+        if like is None:
+            return None
+        key = tuple(None if t is None else (t.data_ptr(), t.shape) for t in (one, other))
+        if key not in self._pairs:
+            both = joined(one, other, like)
+            self._pairs[key] = both
+            for source, part in zip((one, other), both.chunk(2), strict=True):
+                if source is not None:
+                    self._parts.append((source, part[: len(source)]))
+        return self._pairs[key]
+
     def refresh(self) -> None:
         """The values of now."""
-        if self._held:
-            sources, buffers = zip(*self._held.values(), strict=True)
-            torch._foreach_copy_(buffers, sources)
+        for copied in (list(self._held.values()), self._parts):
+            if copied:
+                sources, buffers = zip(*copied, strict=True)
+                torch._foreach_copy_(buffers, sources)
 
     def clear(self) -> None:
         self._held.clear()
+        self._pairs.clear()
+        self._parts.clear()
 
 
 @dataclass(frozen=True)
@@ -70,6 +90,8 @@ class Layer:
     second_norm: Tensor
     gate: Projection
     up: Projection
+    downs: Tensor | None
+    """The `A` of both their adapters."""
     down: Projection
     rotates: bool
     window: int | None
@@ -97,6 +119,7 @@ class Plan:
         for layer in self.layers:
             maps += [*layer.queries_keys_values, layer.output, layer.gate, layer.up, layer.down]
             tensors += [layer.first_norm, layer.second_norm]
+            tensors += [] if layer.downs is None else [layer.downs]
         parts = [(m.weight, m.bias, m.down, m.up) for m in maps]
         pointers = [None if t is None else t.data_ptr() for part in parts for t in part]
         return (
@@ -115,7 +138,8 @@ def plan_of(model: nn.Module, dtype: torch.dtype, copies: AdapterCopies) -> Plan
     layers = getattr(decoder, "layers", None)
     if layers is None or {type(layer).__name__ for layer in layers} - LAYERS:
         raise NotFusable(f"{type(base).__name__} is not of a family with fused kernels")
-    if any(vars(m)["_forward_hooks"] or vars(m)["_forward_pre_hooks"] for m in base.modules()):
+    states = [vars(module) for module in inspection.submodules(base)]
+    if any(state["_forward_hooks"] or state["_forward_pre_hooks"] for state in states):
         raise NotFusable("a module has a hook")
     config = base.config
     if config.hidden_act != "silu":
@@ -160,6 +184,7 @@ def _layer(layer: Any, dtype: torch.dtype, copies: AdapterCopies) -> Layer:
         second_norm=layer.post_attention_layernorm.weight.detach(),
         gate=gate,
         up=up,
+        downs=copies.pair(gate.down, up.down, dtype),
         down=read(mlp.down_proj),
         rotates=bool(getattr(attention, "use_rope", True)),
         window=window,
@@ -184,6 +209,8 @@ def _projection(module: Any, dtype: torch.dtype, copies: AdapterCopies) -> Proje
     name = active[0]
     down, up = module.lora_A[name], module.lora_B[name]
     special = getattr(module, "lora_variant", {}) or getattr(module, "use_dora", {}).get(name)
+    if down.weight.shape[0] > MOST_RANK:
+        raise NotFusable(f"an adapter has a rank above {MOST_RANK}")
     if len(active) > 1 or special or up.bias is not None or type(down) is not nn.Linear:
         raise NotFusable("an adapter is not a single plain LoRA")
     return Projection(
@@ -239,6 +266,6 @@ def fused_hidden(
         normed = add_norm(
             hidden, parts, layer.output.bias, layer.second_norm, plan.epsilon, plan.dtype
         )
-        parts = project(gated(normed, layer.gate, layer.up), [layer.down])
+        parts = project(gated(normed, layer.gate, layer.up, layer.downs), [layer.down])
         bias = layer.down.bias
     return add_norm(hidden, parts, bias, plan.norm, plan.epsilon, plan.dtype)
