@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from asymgrpo.kernels.packed_attention import BLOCK, NAME, PackedPlan
 from asymgrpo.kernels.token_statistics import token_statistics
@@ -95,27 +94,23 @@ class PackedScorer:
     ) -> Scores:
         """Score groups in as few passes as memory allows, in their order."""
         trains = torch.is_grad_enabled() and any(p.requires_grad for p in causal.parameters())
-        sharded = any(isinstance(p, DTensor) for p in causal.parameters())
         tokens = sum(group.fed for group in groups)
 
         def run(chunk: list[Group]) -> Scores:
             return self._pass(causal, chunk, device)
 
-        # Under sharding every process must run its layers equally often.
-        if sharded:
-            return run(groups)
         self.budget.measure(run, groups, causal, device, trains)
         while True:
             chunks = cut(groups, self.budget.tokens(trains))
-            try:
+            # The exception holds on to the pass's tensors, so memory is freed only past its block.
+            with contextlib.suppress(torch.OutOfMemoryError):
                 if len(chunks) == 1:
                     return run(groups)
                 if trains:
                     return replay(run, chunks, causal, self.budget)
                 parts = [run(chunk) for chunk in chunks]
                 return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-            except torch.OutOfMemoryError:
-                self.budget.halve(trains, tokens)
+            self.budget.halve(trains, tokens)
 
     def _pass(self, causal: nn.Module, groups: list[Group], device: torch.device) -> Scores:
         flex = device.type == "cuda" if self._flex is None else self._flex
@@ -133,7 +128,7 @@ class PackedScorer:
 
     def _head(self, causal: Any, hidden: Tensor, targets: Tensor) -> Scores:
         head = causal.get_output_embeddings()
-        weight, bias = _whole(head.weight), _whole(getattr(head, "bias", None))
+        weight, bias = head.weight, getattr(head, "bias", None)
         config = causal.config.get_text_config()
         widened: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.float32_head:
@@ -208,15 +203,11 @@ class PackedScorer:
             causal.train(training)
         expected = logits.log_softmax(-1).gather(2, ids[:, 4:, None])[..., 0]
         narrow = next(causal.parameters()).dtype in (torch.bfloat16, torch.float16)
-        error = float((packed - expected).abs().max())
-        if error <= (0.25 if narrow else 1e-3):
+        # Rounding is a small share of a log-prob on average; wrong positions or masks are not.
+        error = float((packed - expected).abs().mean() / expected.abs().mean())
+        if error <= (2e-2 if narrow else 1e-3):
             return None
-        return f"its packed log-probs differ from its own by {error:.2g}"
-
-
-def _whole(parameter: Any) -> Any:
-    """A parameter gathered from the processes that share it; without sharding the same."""
-    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        return f"its packed log-probs differ from its own by {error:.1%}"
 
 
 def _windows(config: Any) -> set[int | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -52,6 +53,9 @@ def unsupported(model: nn.Module) -> str | None:
     config = getattr(causal, "config", None)
     if config is None or not hasattr(causal, "get_output_embeddings"):
         return "it is not a transformers causal language model"
+    if any(isinstance(p, DTensor) for p in causal.parameters()):
+        # Every process would have to run its layers equally often, whatever its rollouts.
+        return "its parameters are sharded over processes"
     if config.is_encoder_decoder:
         return "it is an encoder-decoder model"
     if config.get_text_config() is not config:
