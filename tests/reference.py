@@ -288,6 +288,7 @@ def metrics(
         for t in range(len(column["ratio"]))
     ]
     failed = [column for rollout, column in pairs if rollout.advantage < 0]
+    horizon = s.alpha > 0 and s.applies_to != "none"
     mass = sum(abs(v) for column in failed for v in column["undiscounted"])
     left = sum(abs(v) for column in failed for v in column["surrogate"])
     named = {
@@ -297,7 +298,7 @@ def metrics(
         "horizon/effective": mean(
             [mean(column["discount"]) for rollout, column in pairs if discounted(rollout)]
         ),
-        "horizon/removed": (mass - left) / mass if mass else None,
+        "horizon/removed": (mass - left) / mass if mass and horizon else None,
         **{f"clip/q{q}": mean([float(k == q) for _, k, _ in tokens]) for q in (1, 2, 3, 4)},
         "ratio/mean": mean([r for r, _, _ in tokens]),
         "ratio/max": max((r for r, _, _ in tokens), default=None),

@@ -101,6 +101,7 @@ def sum_metrics(values: Measured, config: RatioConfig) -> MetricSums:
     )
     ratio = torch.where(mask, values.ratio, 0.0)
     mass, _ = total(values.undiscounted.abs())
+    mass = nothing if values.weights is None else mass  # without a horizon nothing is asked
     kept, _ = (mass, lengths) if values.weights is None else total(values.surrogate.abs())
     spent, _ = total(values.weights)
     rows = [  # which rollouts, numerators [B], denominators [B]
