@@ -1,10 +1,11 @@
-"""Runs an `asymgrpo` command again and again, killing it at random moments, until it is done.
+"""Runs an `asymgrpo` command to its end, then again and again under SIGKILL at random moments.
 
-    python killing.py --kills 3 --seed 0 --longest 5 -- train --out runs/a ...
+    python killing.py --kills 30 --log kills.log -- train --out runs/{} ...
 
+`{}` is the number of the run. Run 0 is left alone and says how long one takes; each further one is
+killed within that time and started again until it is done, until there were so many kills in all.
 The libraries are loaded once; every attempt is a process of its own, forked from this one, that
-runs the command from its first line to its last or to its SIGKILL. Workers that it starts are left
-to notice. Prints how many attempts were killed, and where, as JSON.
+runs the command from its first line. Workers that it starts are left to notice.
 """
 
 from __future__ import annotations
@@ -63,9 +64,8 @@ def killed(child: int, delay: float) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--longest", type=float, required=True, help="Seconds of an attempt.")
-    parser.add_argument("--log", default=os.devnull)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log", required=True)
     parser.add_argument("words", nargs="+")
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -73,17 +73,22 @@ def main() -> None:
     import asymgrpo.experiment.run  # noqa: F401
 
     draw = random.Random(arguments.seed)
-    delays: list[float] = []
-    while len(delays) < arguments.kills:
-        delay = draw.uniform(0, arguments.longest)
-        if not killed(attempt(arguments.words, arguments.log), delay):
-            break
-        delays.append(delay)
-    else:
-        _, status = os.waitpid(attempt(arguments.words, arguments.log), 0)
-        if os.waitstatus_to_exitcode(status) != 0:
-            sys.exit(f"the last attempt ended with {os.waitstatus_to_exitcode(status)}")
-    print(json.dumps({"kills": len(delays), "seconds": delays}))
+    runs, kills, longest = 0, 0, 0.0
+    while runs == 0 or kills < arguments.kills:
+        words = [word.replace("{}", str(runs)) for word in arguments.words]
+        while runs > 0 and kills < arguments.kills:
+            if not killed(attempt(words, arguments.log), draw.uniform(0, longest)):
+                break
+            kills += 1
+        else:
+            started = time.monotonic()
+            _, status = os.waitpid(attempt(words, arguments.log), 0)
+            if os.waitstatus_to_exitcode(status) != 0:
+                sys.exit(f"an attempt ended with {os.waitstatus_to_exitcode(status)}")
+            if runs == 0:
+                longest = time.monotonic() - started
+        runs += 1
+    print(json.dumps({"kills": kills, "runs": runs, "longest": longest}))
 
 
 if __name__ == "__main__":

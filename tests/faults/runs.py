@@ -65,15 +65,16 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **changes}
 
 
-def kill_often(command: list[str], log: Path, *, kills: int, seed: int, longest: float) -> int:
-    """Run the command under `killing.py`; how often it was killed."""
-    options = ["--kills", str(kills), "--seed", str(seed), "--longest", str(longest)]
+def kill_often(command: list[str], log: Path, kills: int) -> int:
+    """Run the command under `killing.py`; how many runs it took, the uncut one included."""
     done = subprocess.run(
-        [sys.executable, str(KILLING), *options, "--log", str(log), "--", *command],
+        [sys.executable, str(KILLING), "--kills", str(kills), "--log", str(log), "--", *command],
         env=environment(),
         stdout=subprocess.PIPE,
         text=True,
         check=False,
     )
     assert done.returncode == 0, log.read_text() if log.exists() else "no log"
-    return int(json.loads(done.stdout)["kills"])
+    found = json.loads(done.stdout)
+    assert found["kills"] == kills
+    return int(found["runs"])

@@ -23,6 +23,8 @@ from asymgrpo.experiment.store import RunStore
 
 Evaluate = Callable[[int], dict[str, Any]]
 
+KEPT_LOGS = 100
+
 
 class Recorder(TrainerCallback):
     """Appends a line of metrics for every logged training step."""
@@ -31,6 +33,8 @@ class Recorder(TrainerCallback):
         self.store = store
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        # The trainer keeps every line in memory and in every checkpoint; the store has them all.
+        del state.log_history[:-KEPT_LOGS]
         if not state.is_world_process_zero or "loss" not in logs:
             return
         numbers = {k: float(v) for k, v in logs.items() if isinstance(v, int | float)}

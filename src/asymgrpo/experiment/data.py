@@ -53,6 +53,40 @@ def training_set(task: Task, rows: range, tokenizer: Any) -> Dataset:
     return Dataset.from_dict(columns)
 
 
+def check_lengths(data: Dataset, tokenizer: Any, context: int | None, completion: int) -> None:
+    """Refuse prompts that leave a completion no room in the model's context."""
+    if context is None:
+        return
+    room = context - completion
+    too_long = [
+        row
+        for row, prompt in zip(data["row"], data["prompt"], strict=True)
+        if _most_tokens(prompt) > room and _tokens(prompt, tokenizer) > room
+    ]
+    if too_long:
+        raise UserError(
+            f"{len(too_long)} prompts (the first: train row {too_long[0] + 1}) are longer than the "
+            f"{room} tokens that the context of {context} leaves beside max_completion_length "
+            f"{completion}; remove them, or lower max_completion_length"
+        )
+
+
+def _most_tokens(prompt: Any) -> int:
+    """No fewer than the prompt's tokens: its bytes, and what a tokenizer or a template adds."""
+    if isinstance(prompt, str):
+        return len(prompt.encode()) + 16
+    return sum(len(str(turn["content"]).encode()) for turn in prompt) + 1024
+
+
+def _tokens(prompt: Any, tokenizer: Any) -> int:
+    if isinstance(prompt, str):
+        return len(tokenizer(prompt)["input_ids"])
+    encoded = tokenizer.apply_chat_template(
+        prompt, add_generation_prompt=True, tokenize=True, return_dict=True
+    )
+    return len(encoded["input_ids"])
+
+
 def task_reward(task: Task) -> RewardFunction:
     """The task's grader as a reward function; an answer that it fails on has no reward."""
     examples = task.examples("train")
@@ -110,15 +144,22 @@ def checked_reward(name: str, function: RewardFunction, timeout: float) -> Rewar
                 "completions; return one for each"
             )
         for value in values:
-            if value is not None and not math.isfinite(value):
+            if value is not None and not _is_finite(value):
                 raise UserError(
-                    f"the reward function {name} returned {value}; return a finite number, or "
-                    "None for a completion that cannot be scored"
+                    f"the reward function {name} returned {value!r:.60}; return a finite number, "
+                    "or None for a completion that cannot be scored"
                 )
         return values
 
     checked.__name__ = getattr(function, "__name__", name.replace(":", "_"))
     return checked
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def call_within(
@@ -143,8 +184,7 @@ def call_within(
         )
     (result,) = outcome
     if isinstance(result, BaseException):
-        raise UserError(
-            f"the reward function {name} raised {type(result).__name__}: {result}"
-        ) from result
+        cause = " ".join(f"{type(result).__name__}: {result}".split())[:300]
+        raise UserError(f"the reward function {name} raised {cause}") from result
     values: list[float | None] = result
     return values

@@ -30,7 +30,23 @@ def split_spec(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     ({'algorithms': ['grpo']}, {'steps': 5})
     """
     own = {key: value for key, value in record.items() if key in SPEC_KEYS}
+    _check_spec(own)
     return own, {key: value for key, value in record.items() if key not in SPEC_KEYS}
+
+
+def _check_spec(own: Mapping[str, Any]) -> None:
+    names, seeds, sweep = (own.get(key) for key in SPEC_KEYS)
+    if names is not None and not _is_list_of(names, str):
+        raise UserError("algorithms must be a list of names, as in [grpo, sa-ah-grpo]")
+    if seeds is not None and type(seeds) is not int and not _is_list_of(seeds, int):
+        raise UserError("seeds must be how many, or a list of whole numbers")
+    values = list(sweep.values()) if isinstance(sweep, Mapping) else [sweep]
+    if sweep is not None and not all(isinstance(each, list) for each in values):
+        raise UserError("sweep must be a mapping of fields to lists, as in {alpha: [0.25, 0.5]}")
+
+
+def _is_list_of(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
 def parse_sweeps(words: Sequence[str]) -> dict[str, list[str]]:

@@ -20,7 +20,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
-from asymgrpo.experiment.data import load_reward, training_rows, training_set
+from asymgrpo.experiment.data import check_lengths, load_reward, training_rows, training_set
 from asymgrpo.experiment.interruption import interruptible
 from asymgrpo.experiment.lock import alone_in
 from asymgrpo.experiment.secrets import redacted
@@ -166,12 +166,15 @@ def build_trainer(
 ) -> AsymGRPOTrainer:
     """The trainer of a run, recording into its store."""
     rows = training_rows(task, prompts_needed(settings, config), settings.seed)
+    data = training_set(task, rows, policy.tokenizer)
+    context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    check_lengths(data, policy.tokenizer, context, config.max_completion_length)
     names = settings.reward or ("task",)
     trainer = AsymGRPOTrainer(
         model=policy.model,
         args=config,
         reward_funcs=[load_reward(name, task, settings.reward_timeout) for name in names],
-        train_dataset=training_set(task, rows, policy.tokenizer),
+        train_dataset=data,
         processing_class=policy.tokenizer,
         peft_config=lora_config(settings.lora) if settings.lora else None,
         rollout_sink=store.write_rollouts if settings.sample_every else None,

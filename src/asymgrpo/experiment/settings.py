@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,8 @@ from asymgrpo.errors import UserError
 
 ENGINES = ("native", "transformers", "vllm")
 SCORERS = ("packed", "padded")
+MOST = 2**32 - 1
+"""The largest number a setting may have; numpy takes no larger seed."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,13 @@ class RunSettings:
     def __post_init__(self) -> None:
         least = {
             "steps": 1, "lora": 0, "eval_every": 0, "eval_problems": 1, "eval_samples": 1,
-            "sample_every": 0, "sample_groups": 1,
+            "sample_every": 0, "sample_groups": 1, "seed": 0, "reward_timeout": 0.001,
         }  # fmt: skip
         for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise UserError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
+            if not smallest <= getattr(self, name) <= MOST:
+                raise UserError(
+                    f"{name} must be at least {smallest}, got {reprlib.repr(getattr(self, name))}"
+                )
         for name, choices in (("engine", ENGINES), ("scorer", SCORERS)):
             if getattr(self, name) not in choices:
                 raise UserError(
@@ -121,7 +126,7 @@ def load_recipe(path: str | Path) -> dict[str, Any]:
         raise UserError(f"no recipe at {file}; pass the path of a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read ({error})") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UserError(f"{file} must be a mapping of names to values")
@@ -141,8 +146,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
             raise UserError(f"--set takes key=value, got {word!r}")
         try:
             parsed[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise UserError(f"--set {key}: {value!r} is not a value") from None
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise UserError(f"--set {key}: {value!r:.60} is not a value") from None
     return parsed
 
 
@@ -215,7 +220,7 @@ def coerce(key: str, value: Any, kind: Any) -> Any:
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text",
              list: "a list", tuple: "a list", dict: "a mapping"}  # fmt: skip
     wanted = " or ".join(words[option] for option in words if option in plain)
-    raise UserError(f"{key} must be {wanted}, got {value!r}")
+    raise UserError(f"{key} must be {wanted}, got {reprlib.repr(value)}")
 
 
 def _is_union(kind: Any) -> bool:
@@ -230,10 +235,11 @@ def _fit(value: Any, option: type) -> Any:
         return None
     if option is tuple:
         words = [value] if isinstance(value, str) else value
-        return tuple(words) if isinstance(words, list | tuple) else None
+        texts = isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
+        return tuple(words) if texts else None
     if option is float:
         try:
             return float(value) if isinstance(value, int | float | str) else None
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
     return value if isinstance(value, option) else None

@@ -39,7 +39,8 @@ def fill(template: str, question: str) -> str:
 def message_text(value: Any) -> str:
     """A question given as text, or as the last user message of a conversation."""
     if isinstance(value, list | tuple):
-        spoken = [message["content"] for message in value if message.get("role") == "user"]
+        turns = [message for message in value if isinstance(message, dict)]
+        spoken = [turn.get("content", "") for turn in turns if turn.get("role") == "user"]
         return str(spoken[-1]) if spoken else ""
     return str(value)
 

@@ -87,15 +87,27 @@ def read_jsonl(file: Path) -> list[Example]:
             row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError:
             raise UserError(f"{file}, line {number}: not UTF-8; save the file as UTF-8") from None
-        except (json.JSONDecodeError, RecursionError) as error:
-            cause = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deep"
+        except (ValueError, RecursionError) as error:
+            cause = "nested too deep" if isinstance(error, RecursionError) else str(error)
+            cause = error.msg if isinstance(error, json.JSONDecodeError) else cause
             raise UserError(f"{file}, line {number}: not JSON ({cause})") from None
+        if b"\\ud" in line.lower() and not _is_text(row):
+            raise UserError(f"{file}, line {number}: half of a surrogate pair; mend the escape")
         if not isinstance(row, dict):
             raise UserError(f"{file}, line {number}: not a JSON object with columns")
         rows.append(row)
     if not rows:
         raise UserError(f"{file} has no rows")
     return rows
+
+
+def _is_text(row: Any) -> bool:
+    """Whether all text in `row` can be written; an escape may name what is no character."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def column(row: Example, names: Sequence[str]) -> Any | None:
