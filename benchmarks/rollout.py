@@ -6,8 +6,8 @@ The shapes are those of `update.py`: for `1.5b` 16 prompts of about 100 tokens w
 256 tokens, LoRA r=16, bfloat16, random weights; `demo` is that of the built-in model, for a CPU.
 TRL's side is `GRPOTrainer._generate_single_turn` of a trainer as a user makes it: by `generate`,
 and by vLLM in the same process where vllm is importable, its synchronisation counted. The second
-setting gives each rollout a length of its own, from 32 to 1,024 tokens; `generate` has no such thing
-and runs all rows to the longest, as it does when one row does not stop.
+setting gives each rollout a length of its own, from 32 to 1,024 tokens; `generate` has no such
+thing and runs all rows to the longest, as it does when one row does not stop.
 
 The floor is the weights and each row's keys and values read once a token at 4.3 TB/s.
 """

@@ -122,7 +122,7 @@ def _project(
 def _gate(
     x,
     gate, up,
-    downs,
+    down_gate, down_up,
     up_gate, up_up,
     scale_gate, scale_up,
     rank_gate, rank_up,
@@ -140,12 +140,13 @@ def _gate(
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     columns = tl.program_id(0) * BN + tl.arange(0, BN)
     inner = tl.arange(0, BK)
-    ranks = tl.arange(0, 2 * R_BLOCK)
+    ranks = tl.arange(0, R_BLOCK)
     held = tl.minimum(columns, N - 1)
     held_rows = tl.minimum(rows, M - 1)
     gates = tl.zeros((BM, BN), tl.float32)
     ups = tl.zeros((BM, BN), tl.float32)
-    low = tl.zeros((BM, 2 * R_BLOCK), tl.float32)
+    low_gate = tl.zeros((BM, R_BLOCK), tl.float32)
+    low_up = tl.zeros((BM, R_BLOCK), tl.float32)
     for k in range(0, K, BK):
         at = k + inner
         if EVEN:
@@ -160,27 +161,27 @@ def _gate(
         gates = tl.dot(xk, tl.trans(gk.to(xk.dtype)), gates, input_precision=PRECISION)
         ups = tl.dot(xk, tl.trans(uk.to(xk.dtype)), ups, input_precision=PRECISION)
         if R_BLOCK > 1:
-            where = downs + ranks[:, None] * K + at[None, :]
-            ak = tl.load(where) if EVEN else tl.load(where, mask=(at < K)[None, :], other=0.0)
-            low = tl.dot(xk, tl.trans(ak.to(xk.dtype)), low, input_precision=PRECISION)
+            where = ranks[:, None] * K + at[None, :]
+            inside = (at < K)[None, :]
+            ag = tl.load(down_gate + where, mask=(ranks < rank_gate)[:, None] & inside, other=0.0)
+            au = tl.load(down_up + where, mask=(ranks < rank_up)[:, None] & inside, other=0.0)
+            low_gate = tl.dot(xk, tl.trans(ag.to(xk.dtype)), low_gate, input_precision=PRECISION)
+            low_up = tl.dot(xk, tl.trans(au.to(xk.dtype)), low_up, input_precision=PRECISION)
     DTYPE: tl.constexpr = x.dtype.element_ty
     if R_BLOCK > 1:
-        # Each adapter's B has zeros where the other's ranks are.
         bg = tl.load(
             up_gate + held[:, None] * rank_gate + ranks[None, :],
             mask=(ranks < rank_gate)[None, :],
             other=0.0,
         )
-        rest = ranks - R_BLOCK
         bu = tl.load(
-            up_up + held[:, None] * rank_up + rest[None, :],
-            mask=((rest >= 0) & (rest < rank_up))[None, :],
+            up_up + held[:, None] * rank_up + ranks[None, :],
+            mask=(ranks < rank_up)[None, :],
             other=0.0,
         )
-        narrow = low.to(DTYPE)
-        grown = tl.dot(narrow, tl.trans(bg.to(DTYPE)), input_precision=PRECISION)
+        grown = tl.dot(low_gate.to(DTYPE), tl.trans(bg.to(DTYPE)), input_precision=PRECISION)
         gates += grown * scale_gate
-        grown = tl.dot(narrow, tl.trans(bu.to(DTYPE)), input_precision=PRECISION)
+        grown = tl.dot(low_up.to(DTYPE), tl.trans(bu.to(DTYPE)), input_precision=PRECISION)
         ups += grown * scale_up
     # Rounded where the modules round: after each projection and after the activation.
     gates = gates.to(DTYPE).to(tl.float32)
@@ -385,33 +386,11 @@ def project(x: Tensor, projections: Sequence[Projection], tiles: Tiles | None = 
     return out
 
 
-def joined(gate: Tensor | None, up: Tensor | None, like: Tensor) -> Tensor:
-    """Room for two adapters' `A`, `[2 R_BLOCK, K]`, zeros where there is nothing to copy.
-
-    >>> joined(torch.ones(4, 8), None, torch.ones(1, 8)).shape
-    torch.Size([32, 8])
-    """
-    rank = max(0 if down is None else down.shape[0] for down in (gate, up))
-    return like.new_zeros(2 * _rank_block(rank), like.shape[1])
-
-
-def gated(
-    x: Tensor,
-    gate: Projection,
-    up: Projection,
-    downs: Tensor | None = None,
-    tiles: Tiles | None = None,
-) -> Tensor:
-    """Rows `[B, K]` to `silu(gate(x)) * up(x)`, `[B, N]`.
-
-    `downs`, from `joined`, holds the `A` of the gate's adapter and, from the middle on, of the
-    other's; one product with both is cheaper than two.
-    """
+def gated(x: Tensor, gate: Projection, up: Projection, tiles: Tiles | None = None) -> Tensor:
+    """Rows `[B, K]` to `silu(gate(x)) * up(x)`, `[B, N]`."""
     rows, inputs = x.shape
     outputs = gate.weight.shape[0]
     rank = max(gate.rank, up.rank)
-    if rank and downs is None:
-        raise ValueError("adapters need their joined A")
     tiles = tiles or gate_tiles(rows)
     stages = _stages(tiles, x, gate.weight, 2, 2 * _rank_block(rank))
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
@@ -419,7 +398,7 @@ def gated(
         x,
         gate.weight,
         up.weight,
-        _or(downs, x),
+        *_adapters([gate.down, up.down], x),
         *_adapters([gate.up, up.up], x),
         gate.scaling,
         up.scaling,

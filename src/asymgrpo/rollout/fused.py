@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.decode_attention import Contexts, decode_attention
-from ..kernels.decode_layer import MOST_RANK, Projection, add_norm, gated, joined, place, project
+from ..kernels.decode_layer import MOST_RANK, Projection, add_norm, gated, place, project
 from . import inspection
 from .pool import Pool
 
@@ -40,8 +40,6 @@ class AdapterCopies:
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, torch.Size], tuple[Tensor, Tensor]] = {}
-        self._pairs: dict[tuple[Any, ...], Tensor] = {}
-        self._parts: list[tuple[Tensor, Tensor]] = []
 
     def of(self, source: Tensor, dtype: torch.dtype) -> Tensor:
         """The tensor itself where its type fits, else the buffer for it."""
@@ -52,31 +50,14 @@ class AdapterCopies:
             self._held[key] = (source, torch.empty_like(source, dtype=dtype))
         return self._held[key][1]
 
-    def pair(self, one: Tensor | None, other: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """Two adapters' `A` one below the other, as the gate's kernel reads them."""
-        like = other if one is None else one
-        if like is None:
-            return None
-        key = tuple(None if t is None else (t.data_ptr(), t.shape) for t in (one, other))
-        if key not in self._pairs:
-            both = joined(one, other, like)
-            self._pairs[key] = both
-            for source, part in zip((one, other), both.chunk(2), strict=True):
-                if source is not None:
-                    self._parts.append((source, part[: len(source)]))
-        return self._pairs[key]
-
     def refresh(self) -> None:
         """The values of now."""
-        for copied in (list(self._held.values()), self._parts):
-            if copied:
-                sources, buffers = zip(*copied, strict=True)
-                torch._foreach_copy_(buffers, sources)
+        if self._held:
+            sources, buffers = zip(*self._held.values(), strict=True)
+            torch._foreach_copy_(buffers, sources)
 
     def clear(self) -> None:
         self._held.clear()
-        self._pairs.clear()
-        self._parts.clear()
 
 
 @dataclass(frozen=True)
@@ -90,8 +71,6 @@ class Layer:
     second_norm: Tensor
     gate: Projection
     up: Projection
-    downs: Tensor | None
-    """The `A` of both their adapters."""
     down: Projection
     rotates: bool
     window: int | None
@@ -119,7 +98,6 @@ class Plan:
         for layer in self.layers:
             maps += [*layer.queries_keys_values, layer.output, layer.gate, layer.up, layer.down]
             tensors += [layer.first_norm, layer.second_norm]
-            tensors += [] if layer.downs is None else [layer.downs]
         parts = [(m.weight, m.bias, m.down, m.up) for m in maps]
         pointers = [None if t is None else t.data_ptr() for part in parts for t in part]
         return (
@@ -184,7 +162,6 @@ def _layer(layer: Any, dtype: torch.dtype, copies: AdapterCopies) -> Layer:
         second_norm=layer.post_attention_layernorm.weight.detach(),
         gate=gate,
         up=up,
-        downs=copies.pair(gate.down, up.down, dtype),
         down=read(mlp.down_proj),
         rotates=bool(getattr(attention, "use_rope", True)),
         window=window,
@@ -266,6 +243,6 @@ def fused_hidden(
         normed = add_norm(
             hidden, parts, layer.output.bias, layer.second_norm, plan.epsilon, plan.dtype
         )
-        parts = project(gated(normed, layer.gate, layer.up, layer.downs), [layer.down])
+        parts = project(gated(normed, layer.gate, layer.up), [layer.down])
         bias = layer.down.bias
     return add_norm(hidden, parts, bias, plan.norm, plan.epsilon, plan.dtype)
