@@ -18,6 +18,9 @@ lint: $(VENV)/.ready
 bench: $(VENV)/.ready
 	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
+fuzz: $(VENV)/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/fuzz.py --inputs 100000
+
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 

@@ -58,6 +58,11 @@ def check_lengths(data: Dataset, tokenizer: Any, context: int | None, completion
     if context is None:
         return
     room = context - completion
+    if room < 1:
+        raise UserError(
+            f"max_completion_length {completion} leaves no room for a prompt in the model's "
+            f"context of {context}; lower it"
+        )
     too_long = [
         row
         for row, prompt in zip(data["row"], data["prompt"], strict=True)

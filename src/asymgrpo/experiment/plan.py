@@ -40,7 +40,7 @@ def _check_spec(own: Mapping[str, Any]) -> None:
         raise UserError("algorithms must be a list of names, as in [grpo, sa-ah-grpo]")
     if seeds is not None and type(seeds) is not int and not _is_list_of(seeds, int):
         raise UserError("seeds must be how many, or a list of whole numbers")
-    values = list(sweep.values()) if isinstance(sweep, Mapping) else [sweep]
+    values = sweep.values() if isinstance(sweep, Mapping) else (None,)
     if sweep is not None and not all(isinstance(each, list) for each in values):
         raise UserError("sweep must be a mapping of fields to lists, as in {alpha: [0.25, 0.5]}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import reprlib
 import types
@@ -151,6 +152,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     return parsed
 
 
+@functools.cache
 def trainer_fields() -> dict[str, Any]:
     """Name to type of every field of `AsymGRPOConfig`."""
     from asymgrpo.training.trl import AsymGRPOConfig

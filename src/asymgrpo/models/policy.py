@@ -158,7 +158,8 @@ def _one_line_errors(spec: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (OSError, ValueError, SafetensorError, UnpicklingError) as error:
+    # RuntimeError: an adapter whose shapes are not those of its base
+    except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
         chain = list(_causes(error))
         for kind, text in advice.items():
             if any(isinstance(cause, kind) for cause in chain):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ class FileSource:
     path: Path
 
     def __post_init__(self) -> None:
-        if not self.path.exists():
+        if not os.path.exists(self.path):  # which takes any name; a path's own method does not
             raise UserError(f"no file or folder at {self.path}; pass --task-path with one")
         if self.path.is_dir() and not any((self.path / f"{s}.jsonl").exists() for s in SPLITS):
             raise UserError(f"no train.jsonl and no test.jsonl in the folder {self.path}")

@@ -98,8 +98,17 @@ def _readable(checkpoint: Any) -> Iterator[None]:
     """Within, a checkpoint that is damaged, or of another model, is one line."""
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError,
-            SafetensorError, pickle.UnpicklingError) as error:  # fmt: skip
+    except (
+        OSError,
+        EOFError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RuntimeError,
+        SafetensorError,
+        pickle.UnpicklingError,
+    ) as error:
         cause = " ".join(str(error).split())[:200]
         raise UserError(
             f"{checkpoint} is damaged or of another model ({cause}); remove it to go on from an "
@@ -188,6 +197,10 @@ class Resuming:
     def _load_from_checkpoint(self, resume_from_checkpoint: Any, model: Any = None) -> None:
         with _readable(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        with _readable(checkpoint):
+            super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         with _readable(checkpoint):
