@@ -48,7 +48,7 @@ def tiny_model(
     kind, special = FAMILIES[family]
     torch.manual_seed(0)
     config = CONFIG_MAPPING[kind](**{**SHAPE, **special, **changes})
-    # Under sdpa, transformers before 5.22 leaves Gemma 2's cap on the scores out.
+    # Under sdpa, transformers 5.17 leaves Gemma 2's cap on the scores out.
     attention = "eager" if family == "gemma2" else None
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     return model.to(device, dtype or torch.float32).eval()
