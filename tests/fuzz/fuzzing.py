@@ -129,13 +129,14 @@ ROWS = objects(
 KEYS = [
     "algorithm", "model", "task", "reward", "reward_timeout", "steps", "seed", "lora", "engine",
     "scorer", "eval_every", "learning_rate", "alpha", "eps1", "num_generations", "algorithms",
-    "seeds", "sweep", "report_to", "max_completion_length", "lr_scheduler_type", "optim", "bf16", "trainer",
-    "hub_token", "out", "max_steps", "description", "fsdp", "model_init_kwargs",
+    "seeds", "sweep", "report_to", "max_completion_length", "lr_scheduler_type", "optim", "bf16",
+    "trainer", "hub_token", "out", "max_steps", "description", "fsdp", "model_init_kwargs",
 ]  # fmt: skip
 YAML_PIECES = [
     *KEYS, ": ", ":", "\n", "- ", "  ", "[", "]", "{", "}", "&a ", "*a",
     "!!python/object:os.system ", "<<: ", "1e-6", "2024-99-99", "0o17", "1:30", "~", "yes", "'",
-    '"', "|", ">", "%", "@", "`", "#", "---\n", "\t", "\x00", "9" * 400, ".inf", ".nan", "grpo", "sa-ah-grpo", "!!binary x",
+    '"', "|", ">", "%", "@", "`", "#", "---\n", "\t", "\x00", "9" * 400, ".inf", ".nan", "grpo",
+    "sa-ah-grpo", "!!binary x",
 ]  # fmt: skip
 YAML = st.one_of(
     st.lists(st.sampled_from(YAML_PIECES) | st.text(max_size=4), max_size=25).map(

@@ -35,3 +35,10 @@ def test_only_user_errors_come_out(name: str) -> None:
 
 def test_the_shares_add_up() -> None:
     assert sum(target.share for target in TARGETS.values()) == 100
+
+
+@pytest.mark.parametrize("tail", ["a" * 340 + "!", "a " * 8 + "!", ("a" + " " * 40) * 8 + "!"])
+@pytest.mark.parametrize("name", ["grade-number", "grade-text", "grade-math"])
+def test_long_units_take_no_time(name: str, tail: str) -> None:
+    """Words after a number that could be split in very many ways."""
+    feed(TARGETS[name], (f"0{tail}", f"1{tail}"))

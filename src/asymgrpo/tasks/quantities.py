@@ -80,9 +80,10 @@ _TAIL = re.compile(
     r"(?P<units>.*)",
     re.DOTALL,
 )
+# A word is taken whole and blanks all at once: to try every way to split them takes for ever.
 _UNIT_WORDS = re.compile(
-    r"(?:(?P<joined>/|\bper\b|\ba\b|\ban\b|\bof\b)?\s*(?:[A-Za-z]{1,30}|°)\.?"
-    r"(?:\s*\^?\s*\{?[23]\}?|[²³])?[\s-]*){1,8}"
+    r"(?:(?P<joined>/|\bper\b|\ba\b|\ban\b|\bof\b)?\s*+(?:[A-Za-z]{1,30}+(?![A-Za-z])|°)\.?"
+    r"(?:\s*+(?:\^\s*+)?\{?[23]\}?|[²³])?[\s-]*+){1,8}"
 )
 _VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅛": "1/8"}
 _PLAIN = (
