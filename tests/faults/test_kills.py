@@ -41,9 +41,9 @@ def test_training_killed_at_random_moments(tmp_path: Path) -> None:
 
 def test_a_comparison_killed_with_its_workers_at_work(tmp_path: Path) -> None:
     out = tmp_path / "{}"
-    command = ["compare", "--algorithms", "grpo,sa-ah-grpo", "--seeds", "1", "--steps", "3",
-               "--eval-every", "3", "--at-once", "1", "--out", str(out), *SMALL]  # fmt: skip
-    runs = kill_often(command, tmp_path / "log", 2)
+    command = ["compare", "--algorithms", "grpo,sa-ah-grpo", "--seeds", "1", "--steps", "2",
+               "--eval-every", "2", "--at-once", "1", "--out", str(out), *SMALL]  # fmt: skip
+    runs = kill_often(command, tmp_path / "log", 1)
     for run in range(1, runs):
         for name in ("grpo-seed0", "sa-ah-grpo-seed0"):
             assert outcome(tmp_path / str(run) / name) == outcome(tmp_path / "0" / name)
