@@ -13,7 +13,7 @@ from peft import LoraConfig
 
 from asymgrpo import ALGORITHMS
 from asymgrpo.training.trl import AsymGRPOConfig, AsymGRPOTrainer
-from conftest import make_model, make_tokenizer
+from small import make_model, make_tokenizer
 from test_trl_parity import (
     PROMPTS,
     build,

@@ -12,7 +12,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from asymgrpo.training.trl import FORWARD_INPUTS, AsymGRPOConfig, AsymGRPOTrainer
-from conftest import make_model, make_tokenizer
+from small import make_model, make_tokenizer
 
 TRL_SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo"},

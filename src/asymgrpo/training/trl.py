@@ -44,7 +44,8 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
     `algorithm` names a preset; every field below it that is not None overrides one of its pieces.
     A TRL option that says otherwise than the objective (`loss_type`, `epsilon`, ...) is an error.
 
-    >>> config = AsymGRPOConfig("out", algorithm="sa-ah-grpo", alpha=0.25, report_to="none")
+    >>> config = AsymGRPOConfig(
+    ...     "out", algorithm="sa-ah-grpo", alpha=0.25, report_to="none", use_cpu=True, bf16=False)
     >>> config.objective().horizon.alpha
     0.25
     """
