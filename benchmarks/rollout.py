@@ -200,7 +200,9 @@ def report(setting: Setting, outcomes: dict[str, Outcome], least: float) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="1.5b")
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), default="1.5b" if torch.cuda.is_available() else "demo"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trl-rounds", type=int, default=1)
     parser.add_argument("--lengths", action=argparse.BooleanOptionalAction, default=True)

@@ -121,7 +121,9 @@ def run(kind: str, shape: Shape, device: str, steps: int, options: dict[str, Any
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="1.5b")
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), default="1.5b" if torch.cuda.is_available() else "demo"
+    )
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--trl-steps", type=int, default=2)
     options = parser.parse_args()

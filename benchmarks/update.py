@@ -282,7 +282,9 @@ def table(model: Any, scorer: PackedScorer, shape: Shape) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="1.5b")
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), default="1.5b" if torch.cuda.is_available() else "demo"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
