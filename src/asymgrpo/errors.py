@@ -15,6 +15,10 @@ class UserError(ValueError):
     asymgrpo.errors.UserError: no file at data.jsonl; pass --task-path
     """
 
+    def __init__(self, message: object) -> None:
+        # A name or a library's text within it may have several lines.
+        super().__init__(" ".join(str(message).splitlines()))
+
 
 class Interrupted(Exception):
     """The user or the machine asked a run to stop, and what it needs to go on is saved."""
