@@ -29,7 +29,7 @@ def split_spec(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     >>> split_spec({"algorithms": ["grpo"], "steps": 5})
     ({'algorithms': ['grpo']}, {'steps': 5})
     """
-    own = {key: value for key, value in record.items() if key in SPEC_KEYS}
+    own = {key: value for key, value in record.items() if key in SPEC_KEYS and value is not None}
     _check_spec(own)
     return own, {key: value for key, value in record.items() if key not in SPEC_KEYS}
 
