@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from rich.text import Text
 
 from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.experiment.plan import Job
+from asymgrpo.experiment.signals import stopped_by_signals
 from asymgrpo.experiment.store import RunStore
 
 
@@ -134,18 +134,16 @@ def launch(jobs: Sequence[Job], out: Path, console: Console, at_once: int | None
         Worker(queue, environment, out / f"worker-{number}.log")
         for number, environment in enumerate(environments)
     ]
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     for worker in workers:
         worker.start()
     try:
-        _watch(jobs, workers, console)
-    except KeyboardInterrupt:
+        with stopped_by_signals():
+            _watch(jobs, workers, console)
+    except Interrupted:
         console.print("saving the runs in hand")
         for worker in workers:
             worker.stop()
-        raise Interrupted from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        raise
     errors = [error for worker in workers for error in worker.errors]
     if errors:
         job, message = errors[0]

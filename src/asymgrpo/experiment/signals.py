@@ -13,7 +13,7 @@ from asymgrpo.errors import Interrupted
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Within, Ctrl-C and SIGTERM raise `Interrupted`.
+    """Within, Ctrl-C and SIGTERM raise `Interrupted`, also where a shell has set them aside.
 
     >>> with stopped_by_signals():
     ...     signal.raise_signal(signal.SIGTERM)
@@ -26,11 +26,12 @@ def stopped_by_signals() -> Iterator[None]:
         raise KeyboardInterrupt
 
     in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, stop) if in_main else None
+    caught = (signal.SIGINT, signal.SIGTERM) if in_main else ()
+    before = {number: signal.signal(number, stop) for number in caught}
     try:
         yield
     except KeyboardInterrupt:
         raise Interrupted from None
     finally:
-        if in_main:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
