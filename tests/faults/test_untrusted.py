@@ -169,6 +169,7 @@ BAD_STATES = {
     "list": "[]",
     "text": '"a"',
     "torn": "{",
+    "deep": "[" * 100_000,
     "no-history": '{"a": 1}',
 }
 

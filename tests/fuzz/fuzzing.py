@@ -245,13 +245,12 @@ def read_partial(data: bytes) -> None:
 
 
 PARTIAL = jsonl(objects(["setting", "index", "prompt", "problem"]))
-MODEST = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats() | TEXT
-STATE = objects(["log_history", "global_step", "num_train_epochs"], MODEST).flatmap(
+STATE = objects(["log_history", "global_step", "max_steps", "num_train_epochs"]).flatmap(
     lambda state: (
         st.just(state)
-        | st.lists(
-            objects(["step", "reward", "loss", "clip_ratio/low_mean"], MODEST), max_size=4
-        ).map(lambda rows: {**state, "log_history": rows})
+        | st.lists(objects(["step", "reward", "loss", "clip_ratio/low_mean"]), max_size=4).map(
+            lambda rows: {**state, "log_history": rows}
+        )
     )
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from asymgrpo.errors import UserError
-from asymgrpo.experiment.store import RUN_FILE, RunStore
+from asymgrpo.experiment.store import RUN_FILE, RunStore, read_json
 
 STATE_FILE = "trainer_state.json"
 
@@ -149,7 +148,7 @@ def _read_own(folder: Path, name: str) -> Source:
 
 def _read_trl(folder: Path, path: Path, name: str) -> Source:
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = read_json(path.read_text(encoding="utf-8"))
         history = state["log_history"]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a trainer state ({error!r})") from None
@@ -218,8 +217,9 @@ def _trl_record(folder: Path, path: Path, state: Mapping[str, Any]) -> dict[str,
     """Settings from the state itself and from the JSON files beside it; no pickle is opened."""
     names = ("max_steps", "num_train_epochs", "train_batch_size", "num_input_tokens_seen")
     config = {key: state[key] for key in names if state.get(key) is not None}
-    steps = state.get("global_step")
-    done = isinstance(steps, int) and steps >= (state.get("max_steps") or 0)
+    steps: Any = state.get("global_step")
+    last: Any = state.get("max_steps")
+    done = _is_number(steps) and steps >= (last if _is_number(last) else 0)
     record = {"status": "finished" if done else "unfinished", "steps": steps, "config": config}
     for place in (folder, path.parent):
         for file, key in (
@@ -234,7 +234,7 @@ def _trl_record(folder: Path, path: Path, state: Mapping[str, Any]) -> dict[str,
 
 def _json_field(path: Path, key: str) -> Any:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None  # a file that may be there, and is only a nicety
     return data.get(key) if isinstance(data, dict) else None
