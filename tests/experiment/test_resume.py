@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from asymgrpo.experiment import run as run_module
 from asymgrpo.experiment.run import train_run
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.training.resuming import checkpoints
-
-TIMED = ("time/", "step_time", "tokens_per_second", "train_")
+from outcome import outcome
 
 
 class Cut(Exception):
@@ -43,22 +41,6 @@ def small(**changes: Any) -> RunSettings:
     own |= {"eval_samples": 2, "sample_groups": 1}
     trainer |= changes.pop("trainer", {})
     return RunSettings(**(own | changes), trainer=trainer)
-
-
-def outcome(folder: Path) -> dict[str, Any]:
-    """All that must not depend on a cut."""
-    store = RunStore(folder)
-    metrics = [
-        {key: value for key, value in row.items() if not key.startswith(TIMED)}
-        for row in store.metrics()
-    ]
-    weights = next((folder / "final").glob("*.safetensors"))
-    return {
-        "metrics": metrics,
-        "weights": {key: value.tolist() for key, value in load_file(weights).items()},
-        "rollouts": {step: store.rollouts(step) for step in store.rollout_steps()},
-        "evaluations": store.evaluations(),
-    }
 
 
 def cut_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

@@ -63,7 +63,6 @@ def test_later_layers_win_and_aliases_meet() -> None:
         ({"learning_rate": "fast"}, "learning_rate must be a number"),
         ({"inclusive": "maybe"}, "inclusive must be true or false"),
         ({"model": 3}, "model must be text"),
-        ({"engine": "warp"}, "engine must be one of native, transformers, vllm"),
     ],
 )
 def test_mistakes_are_told_by_name(layer: dict[str, Any], message: str) -> None:
@@ -79,6 +78,8 @@ def test_mistakes_are_told_by_name(layer: dict[str, Any], message: str) -> None:
         ({"num_generations": 3}, "divisible by num_generations"),
         ({"loss_type": "cispo"}, "set algorithm"),
         ({"beta": -1.0}, "beta must be at least 0"),
+        ({"engine": "warp"}, "engine must be one of native, transformers, vllm"),
+        ({"scorer": "loose"}, "scorer must be one of packed, padded"),
     ],
 )
 def test_the_trainer_refuses_in_one_line(

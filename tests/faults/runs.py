@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from asymgrpo.experiment.settings import RunSettings
-from asymgrpo.experiment.store import RunStore
 
-TIMED = ("time/", "step_time", "tokens_per_second", "train_")
 KILLING = Path(__file__).parent / "killing.py"
 
 
@@ -41,24 +39,6 @@ def words(settings: RunSettings, out: Path) -> list[str]:
         if value not in (None, [], ""):
             found += ["--set", f"{key}={json.dumps(value)}"]
     return found
-
-
-def outcome(folder: Path) -> dict[str, Any]:
-    """Metrics, weights, rollouts and evaluations."""
-    from safetensors.torch import load_file
-
-    store = RunStore(folder)
-    metrics = [
-        {key: value for key, value in row.items() if not key.startswith(TIMED)}
-        for row in store.metrics()
-    ]
-    weights = next((folder / "final").glob("*.safetensors"))
-    return {
-        "metrics": metrics,
-        "weights": {key: value.tolist() for key, value in load_file(weights).items()},
-        "rollouts": {step: store.rollouts(step) for step in store.rollout_steps()},
-        "evaluations": store.evaluations(),
-    }
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from runs import outcome, small, words
+from runs import small, words
 
 from asymgrpo import cli
 from asymgrpo.experiment.run import train_run
 from asymgrpo.training.resuming import checkpoints
+from outcome import outcome
 
 
 def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from runs import kill_often, outcome, small, words
+from runs import kill_often, small, words
+
+from outcome import outcome
 
 KILLS = int(os.environ.get("ASYMGRPO_KILLS", "4"))
 SMALL = ["--set", "per_device_train_batch_size=8", "--set", "num_generations=4",

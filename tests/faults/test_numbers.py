@@ -12,7 +12,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from runs import outcome, small
+from runs import small
 
 from asymgrpo.errors import UserError
 from asymgrpo.experiment import run as run_module
@@ -20,6 +20,7 @@ from asymgrpo.experiment.run import train_run
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.rollout.native import NativeEngine
 from asymgrpo.training.scorer import PackedScorer
+from outcome import outcome
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, factors: dict[int, float]) -> None:

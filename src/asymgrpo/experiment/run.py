@@ -130,7 +130,9 @@ def held_out_evaluation(
     settings: RunSettings, config: AsymGRPOConfig, policy: Policy, task: Task, model: Any
 ) -> Any:
     """A function from a step to its evaluation: the same problems and seeds at every step."""
-    engine, _ = choose_engine(settings.engine, model, policy.tokenizer)
+    engine, reason = choose_engine(settings.engine, model, policy.tokenizer)
+    if reason is not None:
+        print(f"held-out evaluation: {reason}", flush=True)
     engine = ShrinkingEngine(engine, print)
     test = task.examples("test")
     examples = [test[index] for index in range(min(settings.eval_problems, len(test)))]

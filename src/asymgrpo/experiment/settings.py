@@ -18,8 +18,6 @@ import yaml
 
 from asymgrpo.errors import UserError
 
-ENGINES = ("native", "transformers", "vllm")
-SCORERS = ("packed", "padded")
 MOST = 2**32 - 1
 """The largest number a setting may have; numpy takes no larger seed."""
 
@@ -65,11 +63,6 @@ class RunSettings:
             if not smallest <= getattr(self, name) <= MOST:
                 raise UserError(
                     f"{name} must be at least {smallest}, got {reprlib.repr(getattr(self, name))}"
-                )
-        for name, choices in (("engine", ENGINES), ("scorer", SCORERS)):
-            if getattr(self, name) not in choices:
-                raise UserError(
-                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
                 )
 
     def to_dict(self) -> dict[str, Any]:
