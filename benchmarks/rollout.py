@@ -2,12 +2,11 @@
 
     python benchmarks/rollout.py [--shape 1.5b|demo] [--rounds 5] [--trl-rounds 1] [--no-lengths]
 
-The shapes are those of `update.py`: for `1.5b` 16 prompts of about 100 tokens with 8 rollouts of
-256 tokens, LoRA r=16, bfloat16, random weights; `demo` is that of the built-in model, for a CPU.
-TRL's side is `GRPOTrainer._generate_single_turn` of a trainer as a user makes it: by `generate`,
-and by vLLM in the same process where vllm is importable, its synchronisation counted. The second
-setting gives each rollout a length of its own, from 32 to 1,024 tokens; `generate` has no such
-thing and runs all rows to the longest, as it does when one row does not stop.
+`subjects.py` says what the shapes are. TRL's side is `GRPOTrainer._generate_single_turn` of a
+trainer as a user makes it: by `generate`, and by vLLM in the same process where vllm is importable,
+its synchronisation counted. The second setting of `1.5b` gives each rollout a length of its own,
+from 32 to 1,024 tokens; `generate` has no such thing and runs all rows to the longest, as it does
+when one row does not stop.
 
 The floor is the weights and each row's keys and values read once a token at 4.3 TB/s.
 """
@@ -19,19 +18,17 @@ import gc
 import importlib.util
 import random
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-import transformers
-from peft import LoraConfig
+from subjects import Subject, now, subject
 from trl import GRPOConfig, GRPOTrainer
-from update import SHAPES, Shape
+from update import SHAPES
 
-from asymgrpo.models import load_policy
 from asymgrpo.rollout import NativeEngine, Sampling
 
 BANDWIDTH = 4.3e12  # bytes a second of a large copy on an H200
@@ -56,60 +53,32 @@ class Outcome:
     peak: float
 
 
-def now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def settings(shape: Shape, lengths: bool) -> list[Setting]:
+def settings(what: Subject, lengths: bool) -> list[Setting]:
     generator = random.Random(0)
-    words = shape.config["vocab_size"]
-    prompts = []
-    for _ in range(shape.prompts):
-        count = generator.randint(*shape.prompt_tokens)
-        prompts += [[generator.randrange(3, words) for _ in range(count)]] * shape.group
-    most = shape.completion_tokens[1]
-    found = [Setting(f"{most} tokens each", prompts, [most] * len(prompts))]
+    group = what.arguments["num_generations"]
+    texts = what.data["prompt"][: what.prompts]
+    prompts = [ids for ids in what.tokenizer(texts)["input_ids"] for _ in range(group)]
+    most = what.arguments["max_completion_length"]
+    found = [Setting(f"up to {most} tokens", prompts, [most] * len(prompts))]
     if lengths:
-        low, high = (32, 1_024) if most == 256 else (4, 128)
-        drawn = [generator.randint(low, high) for _ in prompts]
-        found.append(Setting(f"{low} to {high} tokens", prompts, drawn))
+        drawn = [generator.randint(32, 1_024) for _ in prompts]
+        found.append(Setting("32 to 1,024 tokens", prompts, drawn))
     return found
 
 
-def build_trainer(shape: Shape, device: str, folder: str, **options: Any) -> Any:
-    torch.manual_seed(0)
-    with torch.device(device):
-        config = transformers.Qwen2Config(**shape.config, eos_token_id=1, pad_token_id=0)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=shape.dtype)
-    rollouts = shape.prompts * shape.group
+def build_trainer(what: Subject, folder: str, **options: Any) -> Any:
     trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=GRPOConfig(
-            output_dir=folder,
-            per_device_train_batch_size=rollouts,
-            num_generations=shape.group,
-            max_completion_length=shape.completion_tokens[1],
-            bf16=shape.dtype == torch.bfloat16,
-            report_to="none",
-            **options,
-        ),
-        train_dataset=any_dataset(),
-        processing_class=load_policy("tiny").tokenizer,
-        peft_config=LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"),
+        model=what.model(),
+        reward_funcs=what.reward,
+        args=GRPOConfig(output_dir=folder, report_to="none", **what.arguments, **options),
+        train_dataset=what.data,
+        processing_class=what.tokenizer,
+        peft_config=what.peft_config,
     )
     for name, parameter in trainer.model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.02)
     return trainer
-
-
-def any_dataset() -> Any:
-    import datasets
-
-    return datasets.Dataset.from_dict({"prompt": ["1+1="] * 64})
 
 
 def measure(run: Callable[[int], list[int]], rounds: int) -> Outcome:
@@ -172,13 +141,14 @@ def by_vllm(trainer: Any, setting: Setting) -> Callable[[int], list[int]]:
     return run
 
 
-def floor(shape: Shape, setting: Setting, model: Any) -> float:
+def floor(setting: Setting, model: Any) -> float:
     """Seconds that reading weights, keys and values takes, with rows leaving as they end."""
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    parameters = list(model.parameters())
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     config = model.config
     width = config.hidden_size // config.num_attention_heads
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * width
-    token *= shape.dtype.itemsize
+    token *= parameters[0].element_size()
     lengths = [len(prompt) for prompt in setting.prompts]
     read = sum(
         limit * length + limit * (limit + 1) // 2
@@ -187,15 +157,14 @@ def floor(shape: Shape, setting: Setting, model: Any) -> float:
     return float(max(setting.limits) * weights + read * token) / BANDWIDTH
 
 
-def report(setting: Setting, outcomes: dict[str, Outcome], least: float) -> None:
-    print(f"\n{setting.name}, {len(setting.prompts)} rollouts, floor {least:.3f} s")
+def report(setting: Setting, outcomes: dict[str, Outcome], least: float | None) -> None:
+    on_gpu = "" if least is None else f", floor {least:.3f} s"
+    print(f"\n{setting.name}, {len(setting.prompts)} rollouts{on_gpu}")
     for name, one in outcomes.items():
-        print(
-            f"  {name:16}{one.seconds:9.3f} s {one.tokens / one.seconds:11,.0f} tokens a second"
-            f"  {least / one.seconds:6.1%} of the floor's speed  peak {one.peak:5.1f} GiB"
-            f"  first call {one.first - one.seconds:+.1f} s",
-            flush=True,
-        )
+        line = f"  {name:16}{one.seconds:9.3f} s {one.tokens / one.seconds:11,.0f} tokens a second"
+        if least is not None:
+            line += f"  {least / one.seconds:6.1%} of the floor's speed  peak {one.peak:5.1f} GiB"
+        print(f"{line}  first call {one.first - one.seconds:+.1f} s", flush=True)
 
 
 def main() -> None:
@@ -207,32 +176,33 @@ def main() -> None:
     parser.add_argument("--trl-rounds", type=int, default=1)
     parser.add_argument("--lengths", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    shape = SHAPES[options.shape]
-    asked = settings(shape, options.lengths)
-    outcomes: dict[str, dict[str, Outcome]] = {setting.name: {} for setting in asked}
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(shape, device, folder)
-        least = {setting.name: floor(shape, setting, trainer.model) for setting in asked}
+    demo = options.shape == "demo"
+    with tempfile.TemporaryDirectory() as weights, tempfile.TemporaryDirectory() as folder:
+        what = subject(options.shape, Path(weights))
+        asked = settings(what, options.lengths and not demo)
+        outcomes: dict[str, dict[str, Outcome]] = {setting.name: {} for setting in asked}
+        trainer = build_trainer(what, folder)
+        least = {one.name: None if demo else floor(one, trainer.model) for one in asked}
         for setting in asked:
             found = outcomes[setting.name]
             found["native"] = measure(native(trainer, setting), options.rounds)
             report(setting, found, least[setting.name])
+        if not demo and importlib.util.find_spec("vllm") is not None:
+            other = build_trainer(what, folder, use_vllm=True, vllm_mode="colocate")
+            for setting in asked:
+                found = outcomes[setting.name]
+                found["TRL, vLLM"] = measure(by_vllm(other, setting), options.rounds)
+                report(setting, found, least[setting.name])
+            del other
+            gc.collect()
+        elif not demo:
+            print("vllm is not importable here, so TRL with vLLM takes no part")
+        for setting in asked:
             # A thousand steps of `generate` take over a minute, and it is warm by then.
             rounds = options.trl_rounds if setting is asked[0] else 0
+            found = outcomes[setting.name]
             found["TRL, generate"] = measure(by_generate(trainer, setting), rounds)
             report(setting, found, least[setting.name])
-        del trainer
-        gc.collect()
-        if importlib.util.find_spec("vllm") is not None:
-            other = build_trainer(shape, device, folder, use_vllm=True, vllm_mode="colocate")
-            for setting in asked:
-                run = by_vllm(other, setting)
-                outcomes[setting.name]["TRL, vLLM"] = measure(run, options.rounds)
-        else:
-            print("vllm is not importable here, so TRL with vLLM takes no part")
-    for setting in asked:
-        report(setting, outcomes[setting.name], least[setting.name])
     for setting in asked:
         ours, *others = outcomes[setting.name].items()
         for name, one in others:
