@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from asymgrpo.kernels import packed_attention
+from asymgrpo.kernels import gathered_attention, packed_attention
 from asymgrpo.kernels.packed_attention import PackedPlan, Segments
 from asymgrpo.training.packing import cut, group_rollouts, pack
 
@@ -106,8 +106,13 @@ def test_block_mask_is_the_definition(monkeypatch, seed, window):
 
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("softcap", [None, 3.0])
-@pytest.mark.parametrize("flex", [False, True])
-def test_attention_is_the_definition(window, softcap, flex):
+@pytest.mark.parametrize("form", ["flex", "short rows", "single short rows", "long rows"])
+def test_attention_is_the_definition(monkeypatch, window, softcap, form):
+    flex = form == "flex"
+    if form == "single short rows":
+        monkeypatch.setattr(gathered_attention, "_MOST_SCORES", 1)
+    if form == "long rows":
+        monkeypatch.setattr(gathered_attention, "SHORT", 0)
     ids, mask, width = ragged(3)
     batch = pack(group_rollouts(ids, mask, width), CPU, 128 if flex else 1)
     tokens, heads, key_heads, size = len(batch.tokens), 4, 2, 8
@@ -116,6 +121,8 @@ def test_attention_is_the_definition(window, softcap, flex):
         torch.randn(1, h, tokens, size, dtype=torch.float64, generator=generator).requires_grad_()
         for h in (heads, key_heads, key_heads)
     )
+    if form == "short rows":  # values need not be as wide as keys
+        value = value.detach()[..., :5].requires_grad_()
     if flex:  # torch has no backward pass of flex attention on a CPU
         query, key, value = (x.detach() for x in (query, key, value))
     plan = PackedPlan(batch.segments, CPU, flex).prepare({window})
@@ -139,6 +146,32 @@ def test_attention_is_the_definition(window, softcap, flex):
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_short_rows_of_similar_size_share_a_batch():
+    lengths = np.array([10, 3, 9, 2, 10, 0, 1])
+    context = lengths + 20
+    rows = np.flatnonzero(lengths)
+    together = gathered_attention._batched(rows, lengths, context)
+    assert [part.tolist() for part in together] == [[0, 4, 2, 1, 3, 6]]
+    lengths, context = lengths * 100, context * 100
+    parts = gathered_attention._batched(rows, lengths, context)
+    assert sorted(np.concatenate(parts)) == rows.tolist()
+    assert len(parts) > 1
+    for part in parts:
+        scores = lengths[part].max() * context[part].max() * len(part)
+        assert len(part) == 1 or scores <= gathered_attention._MOST_SCORES
+        assert (np.diff(lengths[part]) <= 0).all()
+
+
+def test_short_rows_have_a_batch_for_each_size_that_is_worth_one():
+    lengths = np.repeat([10, 40], 200)
+    parts = gathered_attention._batched(np.arange(400), lengths, lengths + 20)
+    sizes = [set(lengths[part]) for part in parts]
+    assert all(len(found) == 1 for found in sizes)
+    # 40 queries and 60 keys are 2,400 scores, and 65,536 / 2,400 is 27 rows: 8 batches of 200.
+    # 10 and 30 are 300 scores, and 218 rows fit.
+    assert sizes == [{40}] * 8 + [{10}]
 
 
 @pytest.mark.parametrize("budget", [1, 10, 30, 10_000])

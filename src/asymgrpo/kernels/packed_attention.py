@@ -4,8 +4,8 @@ A packed sequence is a run of segments. A segment is a prompt, or a rollout that
 tokens see, causally, the segment itself and the whole of its prompt. Two forms agree:
 
 - flex attention with a block mask, where it is compiled (a GPU);
-- gathered attention elsewhere: queries and keys are copied into one padded row a segment, and only
-  there; prompts and rollouts are separate batches, so that neither pads the other.
+- gathered attention elsewhere (`gathered_attention.py`): queries and keys are copied into one
+  padded row a segment, and only there.
 
 `NAME` is registered with transformers' attention interface; the layers of a model whose
 configuration names it call `packed_attention`, with the plan handed through the model's forward
@@ -17,7 +17,6 @@ N packed tokens, S segments, H heads, K key heads, D head size.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from asymgrpo.kernels.gathered_attention import gathered_attention, gathered_plan
 
 NAME = "asymgrpo_packed"
 BLOCK = 128
@@ -52,15 +53,6 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """A batch of segments as padded rows of indices into the packed sequence."""
-
-    queries: Tensor  # [S, Q]
-    keys: Tensor  # [S, P + Q]
-    seen: Tensor  # [S, 1, Q, P + Q], true where a query sees a key
-
-
-@dataclass(frozen=True)
 class PackedPlan:
     """What a packed sequence's attention needs, for one device; masks are made once a window."""
 
@@ -72,7 +64,7 @@ class PackedPlan:
     def prepare(self, windows: set[int | None]) -> PackedPlan:
         """Make the masks of these sliding windows; None is full attention."""
         for window in windows:
-            make = _block_mask if self.flex else _gathered_rows
+            make = _block_mask if self.flex else gathered_plan
             self._masks[window] = make(self.segments, self.device, window)
         return self
 
@@ -100,14 +92,11 @@ def packed_attention(
     if packed.flex:
         attended = _flex(query, key, value, mask, scaling, softcap)
     else:
-        attended = _gathered(query, key, value, mask, scaling, softcap)
+        attended = gathered_attention(query, key, value, mask, scaling, softcap)
     return attended, None
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)
-
-
-# --- flex attention -------------------------------------------------------------------------
 
 
 def _flex(
@@ -217,101 +206,3 @@ def _block_lists(blocks: Array, device: torch.device) -> tuple[Tensor, Tensor]:
         torch.from_numpy(counts)[None, None].to(device),
         torch.from_numpy(indices)[None, None].to(device),
     )
-
-
-# --- gathered attention ---------------------------------------------------------------------
-
-
-def _gathered(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    plan: tuple[list[_Rows], Tensor],
-    scaling: float | None,
-    softcap: float | None,
-) -> Tensor:
-    batches, order = plan
-    tokens, heads = query.shape[2], query.shape[1]
-    by_token = [x[0].transpose(0, 1).reshape(tokens, -1) for x in (query, key, value)]
-    attend: Callable[..., Tensor] = _dense_attention if softcap is None else _capped_attention
-    results = []
-    for rows in batches:
-        q, k, v = (
-            x.index_select(0, index.reshape(-1))
-            .view(*index.shape, source.shape[1], source.shape[3])
-            .transpose(1, 2)
-            for x, index, source in zip(
-                by_token, (rows.queries, rows.keys, rows.keys), (query, key, value), strict=True
-            )
-        )
-        repeats = q.shape[1] // k.shape[1]
-        if repeats > 1:
-            k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
-        attended = attend(q, k, v, rows.seen, scaling, softcap)
-        results.append(attended.transpose(1, 2).reshape(-1, heads * value.shape[3]))
-    return torch.cat(results).index_select(0, order).view(1, tokens, heads, value.shape[3])
-
-
-def _dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scaling: float | None, _: float | None
-) -> Tensor:
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scaling)
-
-
-def _capped_attention(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scaling: float | None, softcap: float
-) -> Tensor:
-    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = softcap * torch.tanh(q @ k.transpose(2, 3) * (scale / softcap))
-    scores = scores.masked_fill(~seen, float("-inf"))
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return scores.softmax(-1, dtype=wide).to(q.dtype) @ v
-
-
-def _gathered_rows(
-    segments: Segments, device: torch.device, window: int | None
-) -> tuple[list[_Rows], Tensor]:
-    """Padded rows of the prompts and of the rollouts, and where each token's result stands."""
-    is_prompt = segments.prompt_end == segments.prompt_start
-    order = np.zeros(segments.tokens, np.int64)
-    batches, offset = [], 0
-    for chosen in (is_prompt, ~is_prompt):
-        if not (chosen & (segments.end > segments.start)).any():
-            continue
-        rows = np.flatnonzero(chosen & (segments.end > segments.start))
-        start, end = segments.start[rows, None], segments.end[rows, None]
-        prompt_start = segments.prompt_start[rows, None]
-        prompt_length = segments.prompt_end[rows, None] - prompt_start
-        own = np.arange((end - start).max())
-        shared = np.arange(prompt_length.max())
-        # A padded entry points at some token; no result that is kept sees it.
-        queries = np.minimum(start + own, end - 1)
-        keys = np.concatenate(
-            [np.where(shared < prompt_length, prompt_start + shared, start), queries], axis=1
-        )
-        seen = np.concatenate(
-            [
-                np.broadcast_to(
-                    (shared < prompt_length)[:, None, :], (len(rows), len(own), len(shared))
-                ),
-                np.broadcast_to(
-                    own[None, :, None] >= own[None, None, :], (len(rows), len(own), len(own))
-                ),
-            ],
-            axis=2,
-        )
-        if window is not None:
-            places = segments.positions
-            distance = places[queries][:, :, None] - places[keys][:, None, :]
-            seen = seen & (distance < window)
-        kept = start + own < end
-        order[queries[kept]] = offset + np.flatnonzero(kept)
-        offset += kept.size
-        batches.append(
-            _Rows(
-                torch.from_numpy(queries).to(device),
-                torch.from_numpy(keys).to(device),
-                torch.from_numpy(seen)[:, None].to(device),
-            )
-        )
-    return batches, torch.from_numpy(order).to(device)
