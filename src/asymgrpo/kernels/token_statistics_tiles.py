@@ -35,7 +35,7 @@ def fold(
     dtype: torch.dtype | None,
     found: Tensor | None,
 ) -> Tensor | None:
-    """Fold a tile of the words from `first_word` on into `state`, in place.
+    """Fold a tile of the words from `first_word` on into `state`, in place; the tile is used up.
 
     Where `dtype` and `found` are given, return exp(z - maximum) z' in that dtype, with zeros at the
     targets, and bring `found` [n, D] to the new maximum.
@@ -45,6 +45,7 @@ def fold(
 
         return fold_tile(tile, targets, first_word, state, head, dtype, found)
     z = _transform(tile, head)
+    slopes = None if head.soft_cap is None else slope(z * head.temperature, head)
     maximum = torch.maximum(state.maximum, z.amax(1))
     shift = state.maximum - maximum
     rescale = shift.exp()
@@ -53,7 +54,7 @@ def fold(
     z -= maximum.unsqueeze(1)
     exponentials = z.exp()
     state.weighted.add_(state.total * shift).mul_(rescale)
-    state.weighted.add_((exponentials * z).sum(1))
+    state.weighted.add_(z.mul_(exponentials).sum(1))
     state.total.mul_(rescale).add_(exponentials.sum(1))
     state.maximum.copy_(maximum)
     if dtype is None or found is None:
@@ -62,8 +63,8 @@ def fold(
         found.mul_(rescale.unsqueeze(1))
     kept = exponentials.gather(1, clamped).masked_fill(inside.unsqueeze(1), 0.0)
     exponentials.scatter_(1, clamped, kept)
-    if head.soft_cap is not None:
-        exponentials *= slope((z + maximum.unsqueeze(1)) * head.temperature, head)
+    if slopes is not None:
+        exponentials *= slopes
     return exponentials.to(dtype)
 
 
@@ -78,7 +79,7 @@ def gradient(
     head: Head,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Gradient with respect to the raw logits of a tile, in `dtype`."""
+    """Gradient with respect to the raw logits of a tile, in `dtype`; the tile is used up."""
     if _on_triton(tile):
         from asymgrpo.kernels.token_statistics_triton import gradient_tile
 
@@ -94,19 +95,25 @@ def gradient(
             dtype,
         )
     z = _transform(tile, head)
-    log_p = z - normalisers.unsqueeze(1)
-    p = log_p.exp()
-    result = torch.zeros_like(z)
+    slopes = None if head.soft_cap is None else slope(z * head.temperature, head)
+    log_p = z.sub_(normalisers.unsqueeze(1))
+    result = log_p.exp()
+    # d log p_t / d z_j = [j = t] - p_j and d H / d z_j = -p_j (log p_j + H)
+    if grad_entropies is None:
+        assert grad_logps is not None
+        result.mul_(-grad_logps.unsqueeze(1))
+    else:
+        factors = log_p.add_(entropies.unsqueeze(1)).mul_(grad_entropies.unsqueeze(1))
+        if grad_logps is not None:
+            factors.add_(grad_logps.unsqueeze(1))
+        result.mul_(factors.neg_())
     if grad_logps is not None:
-        result -= grad_logps.unsqueeze(1) * p
         inside, clamped = _inside(targets - first_word, tile.shape[1])
         result.scatter_add_(1, clamped, (grad_logps * inside).unsqueeze(1))
-    if grad_entropies is not None:
-        # d H / d z_j = -p_j (log p_j + H)
-        result -= grad_entropies.unsqueeze(1) * p * (log_p + entropies.unsqueeze(1))
-    if head.soft_cap is not None:
-        result *= slope(z * head.temperature, head)
-    return (result * (head.logit_scale / head.temperature)).to(dtype)
+    if slopes is not None:
+        result *= slopes
+    outer = head.logit_scale / head.temperature
+    return (result if outer == 1 else result.mul_(outer)).to(dtype)
 
 
 def slope(capped: Tensor, head: Head) -> Tensor:
@@ -136,10 +143,12 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _transform(tile: Tensor, head: Head) -> Tensor:
-    z = tile * head.logit_scale
+    """Raw logits to what the softmax takes, in place where nothing bends them."""
     if head.soft_cap is not None:
-        z = head.soft_cap * torch.tanh(z / head.soft_cap)
-    return z / head.temperature
+        capped = head.soft_cap * torch.tanh(tile * (head.logit_scale / head.soft_cap))
+        return capped / head.temperature
+    scale = head.logit_scale / head.temperature
+    return tile if scale == 1 else tile.mul_(scale)
 
 
 def _inside(local_targets: Tensor, width: int) -> tuple[Tensor, Tensor]:
