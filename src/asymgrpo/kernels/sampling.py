@@ -41,13 +41,14 @@ LARGEST = 1 - 2.0**-24
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """A logical right shift; that of int64 tensors copies the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def _mixed(x: Tensor) -> Tensor:
-    x = (x ^ _shifted(x, 30)) * _FIRST
-    x = (x ^ _shifted(x, 27)) * _SECOND
-    return x ^ _shifted(x, 31)
+def _mix(x: Tensor) -> Tensor:
+    """Mixes bits of int64 numbers in place: fresh memory would cost more than the arithmetic."""
+    x.bitwise_xor_(_shifted(x, 30)).mul_(_FIRST)
+    x.bitwise_xor_(_shifted(x, 27)).mul_(_SECOND)
+    return x.bitwise_xor_(_shifted(x, 31))
 
 
 def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
     >>> bool(keys[0] != keys[1])
     True
     """
-    return _mixed(_mixed(seeds + GOLDEN) + positions * GOLDEN)
+    return _mix(_mix(seeds + GOLDEN) + positions * GOLDEN)
 
 
 def gumbel_noise(keys: Tensor, vocab: int) -> Tensor:
@@ -68,12 +69,14 @@ def gumbel_noise(keys: Tensor, vocab: int) -> Tensor:
     True
     """
     tokens = torch.arange(1, vocab + 1, device=keys.device)
-    bits = _shifted(_mixed(keys[:, None] + tokens * GOLDEN), 32)
-    uniform = ((bits.float() + 0.5) * 2.0**-32).clamp(max=LARGEST)
-    # -log(1 - u) keeps its precision where it is small, which is where unlikely tokens win.
-    series = uniform * (1 + uniform * (0.5 + uniform * (1 / 3 + uniform * 0.25)))
-    exponential = torch.where(uniform < 0.01, series, -torch.log(1 - uniform))
-    return -torch.log(exponential)
+    bits = _shifted(_mix(keys[:, None] + tokens * GOLDEN), 32)
+    uniform = bits.float().add_(0.5).mul_(2.0**-32).clamp_(max=LARGEST)
+    # -log(1 - u) keeps its precision where it is small, which is where unlikely tokens win:
+    # u + u^2 / 2 + u^3 / 3 + u^4 / 4.
+    series = (uniform * 0.25).add_(1 / 3).mul_(uniform).add_(0.5).mul_(uniform)
+    series.add_(1).mul_(uniform)
+    exponential = torch.where(uniform < 0.01, series, (1 - uniform).log_().neg_())
+    return exponential.log_().neg_()
 
 
 def penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
