@@ -152,7 +152,10 @@ def pack(groups: Sequence[Group], device: torch.device, multiple: int = 1) -> Pa
         prompt = (end, end + len(group.tokens))
         append(group.tokens, group.positions, (end, end))
         for completion in group.completions:
-            sources.append(np.r_[prompt[1] - 1, end + np.arange(len(completion.tokens) - 1)])
+            # Each token is predicted from the one before it, the first from the prompt's last.
+            before = np.arange(end - 1, end - 1 + len(completion.tokens))
+            before[0] = prompt[1] - 1
+            sources.append(before)
             append(completion.tokens[:-1], completion.positions[:-1], prompt)
     filler = -end % multiple
     if filler:
