@@ -133,7 +133,7 @@ def by_vllm(trainer: Any, setting: Setting) -> Callable[[int], list[int]]:
                 prompts=setting.prompts, images=None, num_generations=trainer.num_generations
             )
             return [len(one) for one in ids]
-        wanted = [SamplingParams(max_tokens=limit, temperature=1.0) for limit in setting.limits]
+        wanted = [SamplingParams(max_tokens=limit, logprobs=0) for limit in setting.limits]
         prompts = [{"prompt_token_ids": prompt} for prompt in setting.prompts]
         outputs = generation.llm.generate(prompts, sampling_params=wanted, use_tqdm=False)
         return [len(output.outputs[0].token_ids) for output in outputs]

@@ -95,7 +95,9 @@ def main() -> None:
     }
     if options.shape == "demo":
         plain = {"algorithm": "grpo", "engine": "transformers", "scorer": "padded"}
-        kinds["asymgrpo, transformers and padded"] = (options.trl_steps, plain)
+        # Completions change as the model learns: like batches are compared with like.
+        kinds["asymgrpo, transformers and padded"] = (options.steps, plain)
+        kinds["TRL, generate"] = (options.steps, {})
     elif importlib.util.find_spec("vllm") is not None:
         kinds["TRL, vLLM"] = (options.steps, {"use_vllm": True, "vllm_mode": "colocate"})
     else:

@@ -64,7 +64,7 @@ def adapted(x, projection):
 
 
 def projection(outputs, inputs, rank, dtype=torch.float32):
-    from asymgrpo.kernels.decode_layer import Projection
+    from asymgrpo.kernels.decode_projection import Projection
 
     if rank == 0:
         return Projection(noise(outputs, inputs, dtype=dtype))
@@ -89,7 +89,7 @@ def projection(outputs, inputs, rank, dtype=torch.float32):
 )
 @pytest.mark.parametrize("splits", [1, 3])
 def test_projections_with_adapters(rows, inputs, outputs, ranks, splits):
-    from asymgrpo.kernels.decode_layer import Tiles, project
+    from asymgrpo.kernels.decode_projection import Tiles, project
 
     torch.manual_seed(0)
     x = noise(rows, inputs)
@@ -102,7 +102,7 @@ def test_projections_with_adapters(rows, inputs, outputs, ranks, splits):
 @runs_here
 @pytest.mark.parametrize("ranks", [(0, 0), (4, 4), (0, 8)])
 def test_the_gated_activation(ranks):
-    from asymgrpo.kernels.decode_layer import Tiles, gated
+    from asymgrpo.kernels.decode_projection import Tiles, gated
 
     torch.manual_seed(0)
     x = noise(19, 80, scale=0.2)
@@ -110,6 +110,36 @@ def test_the_gated_activation(ranks):
     expected = torch.nn.functional.silu(adapted(x, gate)) * adapted(x, up)
     found = gated(x, gate, up, Tiles(16, 16, 32, 1, 4, 2))
     torch.testing.assert_close(found.double(), expected, atol=5e-4, rtol=1e-4)
+
+
+@runs_here
+@pytest.mark.parametrize("rows", [19, 70, 130])
+def test_the_gated_activation_by_bulk_copies(rows, monkeypatch):
+    from asymgrpo.kernels import decode_projection
+
+    if INTERPRETED:
+        monkeypatch.setattr(decode_projection, "_bulk", lambda *tensors: True)
+    torch.manual_seed(0)
+    # Not bfloat16, of which the interpreter's dot makes nonsense.
+    x = noise(rows, 88, dtype=torch.float16, scale=0.2)
+    gate, up = (projection(40, 88, 4, dtype=torch.float16) for _ in range(2))
+    assert decode_projection._bulk(x, gate.weight, up.weight)
+    # Rounded where the kernel rounds: the adapter and its input, each map, the activation.
+    gates, ups = (
+        (
+            x.double() @ one.weight.double().T
+            + (x.double() @ one.down.half().double().T).half().double()
+            @ one.up.half().double().T
+            * one.scaling
+        )
+        .half()
+        .double()
+        for one in (gate, up)
+    )
+    expected = (torch.nn.functional.silu(gates).half().double() * ups).half()
+    found = decode_projection.gated(x, gate, up)
+    # A float32 sum may round the other way: an ulp of each factor, and of the product.
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=2**-8)
 
 
 @runs_here
@@ -151,7 +181,8 @@ def test_placing_queries_keys_and_values(bias, norm, rotate):
     for one in norms:
         if one is not None:
             torch.nn.init.normal_(one.weight)
-    angles = noise(rows, width)
+    table, positions = noise(5, width), torch.tensor([3, 0, 4], device=DEVICE)
+    angles = table[positions]
     keys, values = torch.zeros(2, 9, heads, width, device=DEVICE)
     slots = torch.tensor([7, 2, 4], device=DEVICE)
     query = place(
@@ -159,7 +190,8 @@ def test_placing_queries_keys_and_values(bias, norm, rotate):
         biases,
         [None if one is None else one.weight.detach() for one in norms],
         1e-6,
-        (angles.cos(), angles.sin()) if rotate else None,
+        (table.cos(), table.sin()) if rotate else None,
+        positions,
         slots,
         keys,
         values,

@@ -120,7 +120,7 @@ def test_buffers_grow_and_stay(tiny, ragged, monkeypatch):
 def test_wider_weights_than_activations(tiny, lora):
     """Weights in float32 under a half-precision forward, as mixed precision trains them."""
     from asymgrpo.kernels.decode_attention import Contexts
-    from asymgrpo.rollout.fused import AdapterCopies, fused_logits, plan_of
+    from asymgrpo.rollout.fused import AdapterCopies, Rotations, fused_logits, plan_of
     from asymgrpo.rollout.pool import LayerShape, Pool
 
     model = lora(tiny("qwen2", **SMALL)).eval()
@@ -129,7 +129,7 @@ def test_wider_weights_than_activations(tiny, lora):
     tokens = torch.tensor([5, 6])
     contexts = Contexts(0 * column, 0 * column, torch.tensor([1, 2]), column)
     copies = AdapterCopies()
-    plan = plan_of(model, torch.float16, copies)
+    plan = plan_of(model, torch.float16, 2, copies, Rotations())
     copies.refresh()
     pool = Pool(shapes, 4, torch.device("cpu"))
     with torch.no_grad():
@@ -140,15 +140,17 @@ def test_wider_weights_than_activations(tiny, lora):
 
 @interpreted
 def test_what_has_no_plan(tiny, lora):
-    from asymgrpo.rollout.fused import AdapterCopies, NotFusable
+    from asymgrpo.rollout.fused import AdapterCopies, NotFusable, Rotations
     from asymgrpo.rollout.fused import plan_of as read
 
     def plan_of(model, dtype):
-        return read(model, dtype, AdapterCopies())
+        return read(model, dtype, 8, AdapterCopies(), Rotations())
 
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     for model, reason in [
         (tiny("gemma"), "not of a family"),
         (tiny("qwen2", hidden_act="gelu"), "activation is gelu"),
+        (tiny("llama", rope_parameters=dynamic), "depend on the length"),
     ]:
         with pytest.raises(NotFusable, match=reason):
             plan_of(model, torch.float32)
@@ -164,3 +166,18 @@ def test_what_has_no_plan(tiny, lora):
     with off.disable_adapter():
         assert plan_of(off, torch.float32).layers[0].gate.down is None
     assert plan_of(off, torch.float32).layers[0].gate.rank == 4
+
+
+@interpreted
+def test_rotations_are_those_of_the_model(tiny):
+    from asymgrpo.rollout.fused import Rotations
+
+    rotary = tiny("llama").model.rotary_emb
+    rotations, like = Rotations(), torch.zeros(1, 8)
+    cos, sin = rotations.of(rotary, like, 5)
+    own_cos, own_sin = rotary(like, torch.tensor([[0, 3, 700]]))
+    assert torch.equal(cos[[0, 3, 700]], own_cos[0])
+    assert torch.equal(sin[[0, 3, 700]], own_sin[0])
+    assert rotations.of(rotary, like, 1_024)[0] is cos
+    assert len(rotations.of(rotary, like, 1_025)[0]) == 2_048
+    assert rotations.of(rotary, like.half(), 5)[0].dtype == torch.float16

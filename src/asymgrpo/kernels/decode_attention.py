@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .chaining import call_next, chained, follow
+
 
 @dataclass(frozen=True)
 class Contexts:
@@ -68,7 +70,9 @@ def _attend(
     SPLITS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     prompt = tl.load(prompt_count + row)
     total = prompt + tl.load(own_count + row)
@@ -110,6 +114,7 @@ def _attend(
         sums = sums * decay[:, None]
         sums += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         top = higher
+    call_next(CHAINED)
     store = in_fold[:, None] & in_d[None, :]
     if SPLITS == 1:
         result = sums / mass[:, None]
@@ -130,7 +135,10 @@ def _merge(
     D: tl.constexpr,
     D_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
+    call_next(CHAINED)
     head = tl.program_id(0)
     wide = tl.arange(0, D_BLOCK)
     in_d = wide < D
@@ -203,12 +211,19 @@ def decode_attention(
         SPLITS=splits,
         SOFTCAP=softcap is not None,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        **chained(query.device),
         num_warps=4,
         num_stages=3,
     )
     if splits > 1:
         _merge[(rows * query_heads,)](
-            partial, out, D=width, D_BLOCK=wide, SPLITS=splits, num_warps=2
+            partial,
+            out,
+            D=width,
+            D_BLOCK=wide,
+            SPLITS=splits,
+            **chained(query.device),
+            num_warps=2,
         )
     return out
 

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .chaining import call_next, chained, follow
 from .sampling import LARGEST
 
 PARTS = 16
@@ -66,8 +67,11 @@ def _parts(
     N_PARTS: tl.constexpr,
     N_FIELDS: tl.constexpr,
     GREEDY: tl.constexpr,
+    UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     row, part = tl.program_id(0), tl.program_id(1)
     golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
     seed = tl.load(seeds + row).to(tl.uint64, bitcast=True)
@@ -84,14 +88,18 @@ def _parts(
         token = start + tl.arange(0, BLOCK)
         inside = token < end
         x = tl.load(logits + row.to(tl.int64) * V + token, mask=inside, other=-1e30).to(tl.float32)
-        x = tl.maximum(x / temperature, -1e30)
-        higher = tl.maximum(top, x)
-        decay = tl.exp(top - higher)
-        weight = tl.where(inside, tl.exp(x - higher), 0.0)
+        if not UNIT:
+            x = x / temperature
+        x = tl.maximum(x, -1e30)
+        # One exponential: either the top moves and x weighs 1, or the top stays and nothing decays.
+        rise = x - top
+        smaller = tl.exp(-tl.abs(rise))
+        decay = tl.where(rise > 0, smaller, 1.0)
+        weight = tl.where(inside, tl.where(rise > 0, 1.0, smaller), 0.0)
         # The sum of (x - top) exp(x - top), moved along when the top moves.
-        spread = decay * (spread + (top - higher) * mass) + (x - higher) * weight
+        spread = decay * (spread - tl.maximum(rise, 0.0) * mass) + tl.minimum(rise, 0.0) * weight
         mass = mass * decay + weight
-        top = higher
+        top = tl.maximum(top, x)
         score = x
         if not GREEDY:
             bits = _mixed(key + (token + 1).to(tl.uint64) * golden) >> 32
@@ -103,6 +111,7 @@ def _parts(
         better = score > best
         best = tl.where(better, score, best)
         chosen = tl.where(better, token, chosen)
+    call_next(CHAINED)
     highest = tl.max(top, 0)
     decay = tl.exp(top - highest)
     spread = tl.sum(decay * (spread + (top - highest) * mass), 0)
@@ -129,7 +138,10 @@ def _chosen(
     temperature,
     N_PARTS: tl.constexpr,
     N_FIELDS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
+    call_next(CHAINED)
     row = tl.program_id(0)
     at = parts + (row * N_PARTS + tl.arange(0, N_PARTS)) * N_FIELDS
     top = tl.load(at)
@@ -170,7 +182,9 @@ def draw_plain(
         N_PARTS=PARTS,
         N_FIELDS=FIELDS,
         GREEDY=greedy,
+        UNIT=temperature == 1,
         BLOCK=block,
+        **chained(logits.device),
         num_warps=4,
     )
     _chosen[(rows,)](
@@ -183,6 +197,7 @@ def draw_plain(
         temperature,
         N_PARTS=PARTS,
         N_FIELDS=FIELDS,
+        **chained(logits.device),
         num_warps=1,
     )
     return tokens, logps, entropies
@@ -198,7 +213,10 @@ def _advance(
     width,
     N_STOPS: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
+    call_next(CHAINED)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
     living = (tl.load(alive + row, mask=inside, other=0) != 0) & inside
@@ -253,5 +271,6 @@ def advance(
         results[0].shape[1],
         N_STOPS=len(stops),
         BLOCK=block,
+        **chained(rows.token.device),
         num_warps=4,
     )

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.decode_attention import Contexts, decode_attention
-from ..kernels.decode_layer import MOST_RANK, Projection, add_norm, gated, place, project
+from ..kernels.decode_layer import add_norm, place
+from ..kernels.decode_projection import MOST_RANK, Projection, gated, project
 from . import inspection
 from .pool import Pool
 
@@ -25,6 +26,10 @@ LAYERS = {
     "MistralDecoderLayer",
     "SmolLM3DecoderLayer",
 }
+
+
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""Kinds of rotary positions of which no table can be made."""
 
 
 class NotFusable(Exception):
@@ -60,6 +65,25 @@ class AdapterCopies:
         self._held.clear()
 
 
+class Rotations:
+    """Cosines and sines by position, `[P, D]`, at addresses that stay while they suffice."""
+
+    def __init__(self) -> None:
+        self._held: tuple[Tensor, Tensor] | None = None
+
+    def of(self, rotary: nn.Module, like: Tensor, positions: int) -> tuple[Tensor, Tensor]:
+        """Those of at least so many positions, of the type and on the device of `like`."""
+        held = self._held
+        if held is None or len(held[0]) < positions or held[0].dtype != like.dtype:
+            count = max(1_024, 1 << (positions - 1).bit_length())
+            cos, sin = rotary(like, torch.arange(count, device=like.device)[None])
+            held = self._held = cos[0].contiguous(), sin[0].contiguous()
+        return held
+
+    def clear(self) -> None:
+        self._held = None
+
+
 @dataclass(frozen=True)
 class Layer:
     """One layer's tensors."""
@@ -82,7 +106,7 @@ class Plan:
     """A model's tensors in the order of use."""
 
     embedding: nn.Module
-    rotary: nn.Module
+    rotation: tuple[Tensor, Tensor]
     layers: tuple[Layer, ...]
     norm: Tensor
     head: Projection
@@ -94,7 +118,7 @@ class Plan:
     def fingerprint(self) -> tuple[Any, ...]:
         """Equal for two plans that a captured graph cannot tell apart."""
         maps = [self.head]
-        tensors = [self.norm, *self.embedding.parameters()]
+        tensors = [self.norm, *self.rotation, *self.embedding.parameters()]
         for layer in self.layers:
             maps += [*layer.queries_keys_values, layer.output, layer.gate, layer.up, layer.down]
             tensors += [layer.first_norm, layer.second_norm]
@@ -108,8 +132,17 @@ class Plan:
         )
 
 
-def plan_of(model: nn.Module, dtype: torch.dtype, copies: AdapterCopies) -> Plan:
-    """The model's plan for activations of that type; raises NotFusable where there is none."""
+def plan_of(
+    model: nn.Module,
+    dtype: torch.dtype,
+    positions: int,
+    copies: AdapterCopies,
+    rotations: Rotations,
+) -> Plan:
+    """The model's plan for activations of that type, contexts of up to that many tokens.
+
+    Raises NotFusable where there is none.
+    """
     wrapped: Any = model
     base: Any = wrapped.get_base_model() if hasattr(model, "get_base_model") else model
     decoder = getattr(base, "model", None)
@@ -123,9 +156,12 @@ def plan_of(model: nn.Module, dtype: torch.dtype, copies: AdapterCopies) -> Plan
     if config.hidden_act != "silu":
         raise NotFusable(f"the activation is {config.hidden_act}")
     decoder = base.model
+    if getattr(decoder.rotary_emb, "rope_type", "default") in LENGTH_DEPENDENT:
+        raise NotFusable("its rotary positions depend on the length of the context")
+    like = next(decoder.embed_tokens.parameters()).detach()[:1]
     return Plan(
         embedding=decoder.embed_tokens,
-        rotary=decoder.rotary_emb,
+        rotation=rotations.of(decoder.rotary_emb, like, positions),
         layers=tuple(_layer(layer, dtype, copies) for layer in layers),
         norm=decoder.norm.weight.detach(),
         head=_projection(base.lm_head, dtype, copies),
@@ -219,8 +255,6 @@ def fused_hidden(
     A prompt's tokens may be the rows: a layer stores the keys of all before any of them attends.
     """
     hidden = plan.embedding(tokens)
-    cos, sin = plan.rotary(hidden[:, None], positions[:, None])
-    rotation = (cos[:, 0].contiguous(), sin[:, 0].contiguous())
     parts: Tensor | None = None
     bias: Tensor | None = None
     for index, layer in enumerate(plan.layers):
@@ -230,7 +264,8 @@ def fused_hidden(
             [projection.bias for projection in layer.queries_keys_values],
             layer.head_norms,
             plan.epsilon,
-            rotation if layer.rotates else None,
+            plan.rotation if layer.rotates else None,
+            positions,
             slots,
             pool.keys[index],
             pool.values[index],

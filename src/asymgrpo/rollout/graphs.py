@@ -19,7 +19,15 @@ from ..kernels.decode_attention import Contexts
 from ..kernels.decode_sampling import Rows, advance, draw_plain
 from ..kernels.sampling import Filters, draw, noise_keys
 from .attention import PromptPass, attending_to
-from .fused import AdapterCopies, NotFusable, Plan, fused_hidden, fused_logits, plan_of
+from .fused import (
+    AdapterCopies,
+    NotFusable,
+    Plan,
+    Rotations,
+    fused_hidden,
+    fused_logits,
+    plan_of,
+)
 from .plain import Sampled
 from .pool import LayerShape, Pool
 from .prompts import Forward, Group, prompt_states
@@ -63,6 +71,7 @@ class GraphDecoder:
         self._memory: Any = None
         self._plan: Plan | None = None
         self._copies = AdapterCopies()
+        self._rotations = Rotations()
 
     def token_bytes(self) -> int:
         """Bytes of keys and values a token."""
@@ -72,6 +81,7 @@ class GraphDecoder:
         """Frees the buffers and graphs; the next wave makes them anew."""
         self._graphs.clear()
         self._copies.clear()
+        self._rotations.clear()
         self._buffers = self._captured_for = self._memory = self._plan = None
 
     @torch.no_grad()
@@ -86,7 +96,8 @@ class GraphDecoder:
         rows = [row for group in groups for row in group.rows]
         steps = max(row.limit for row in rows)
         prompt_tokens = sum(len(group.prompt) - 1 for group in groups)
-        buffers = self._ready(len(rows), steps, prompt_tokens, filters)
+        positions = max(len(group.prompt) + row.limit for group in groups for row in group.rows)
+        buffers = self._ready(len(rows), steps, prompt_tokens, positions, filters)
         self._fill(buffers, groups, steps)
         lengths = torch.zeros(buffers.state.shape[1] + 1, dtype=torch.long, device=self.device)
         finished = torch.zeros_like(lengths)
@@ -126,7 +137,9 @@ class GraphDecoder:
             }
         return self._shapes
 
-    def _ready(self, rows: int, steps: int, prompt_tokens: int, filters: Filters) -> _Buffers:
+    def _ready(
+        self, rows: int, steps: int, prompt_tokens: int, positions: int, filters: Filters
+    ) -> _Buffers:
         """Buffers that are large enough, and graphs of the tensors that the model has now."""
         held = self._buffers
         needs_seen = filters.repetition_penalty != 1
@@ -143,7 +156,7 @@ class GraphDecoder:
             held = self._buffers = self._allocate(rows, steps, prompt_tokens, needs_seen)
         dtype = next(iter(self._layer_shapes().values())).dtype
         try:
-            self._plan = plan_of(self.model, dtype, self._copies)
+            self._plan = plan_of(self.model, dtype, positions, self._copies, self._rotations)
             self._copies.refresh()
             fingerprint: Any = self._plan.fingerprint()
         except NotFusable:

@@ -1,0 +1,56 @@
+"""Kernels that follow each other closely: the next one starts while the last of this one runs.
+
+A step of decoding is some hundred kernels of a few microseconds, and as much time goes by between
+them as in them. From Hopper on a kernel may be launched before the one ahead of it has ended
+(programmatic dependent launch). It then sets itself up and waits in `follow` until all memory that
+the kernels ahead wrote is there. Every kernel of a chain must call
+`follow` before it reads or writes what another one does.
+"""
+
+# Kernels have no types that mypy could check.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def follow(CHAINED: tl.constexpr):
+    """Waits for the kernel ahead."""
+    if CHAINED:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def call_next(CHAINED: tl.constexpr):
+    """Lets the next kernel set itself up, once all programs of this one are here.
+
+    Best when most of the work is done: programs that wait take room on their processors, and those
+    that come first would crowd where there is room.
+    """
+    if CHAINED:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+def chained(device: torch.device) -> dict[str, Any]:
+    """What to launch a kernel with that calls `follow`.
+
+    >>> chained(torch.device("cpu"))
+    {'CHAINED': False}
+    """
+    return {"CHAINED": True, "launch_pdl": True} if is_hopper(device) else {"CHAINED": False}
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether the device has what came with Hopper: chained launches and bulk copies.
+
+    >>> is_hopper(torch.device("cpu"))
+    False
+    """
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,0 +1,392 @@
+"""A decoding step's projections with their low-rank adapters, in one pass over the weights.
+
+With few rows a step is bound by reading the weights and by the number of launches. A projection
+streams its weights once, works out the adapter's `x A^T` in the same loop, and adds `B` at the end:
+no launch, no copy and no merge for an adapter. The reduction over `K` is split over programs, and
+the parts are summed by the kernel that comes next anyway. The gated activation has so many programs
+that `x A^T` in each would cost half as much as the weights; a small kernel does it beside it.
+
+Letters: `B` rows, `K` inputs, `N` outputs, `R` rank; weights are `[N, K]`.
+"""
+
+# Kernels have no types that mypy could check.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .chaining import call_next, chained, follow, is_hopper
+
+SHARED_MEMORY = 220_000
+MOST_RANK = 128
+"""The highest rank of an adapter that the kernels take."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear map on the module's own tensors, with its adapter if there is one."""
+
+    weight: Tensor
+    """`[N, K]`."""
+    bias: Tensor | None = None
+    down: Tensor | None = None
+    """The adapter's `A`, `[R, K]`."""
+    up: Tensor | None = None
+    """The adapter's `B`, `[N, R]`."""
+    scaling: float = 0.0
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.down is None else self.down.shape[0]
+
+
+@triton.jit(do_not_specialize=["rank0", "rank1", "rank2"])
+def _project(
+    x,
+    w0, w1, w2,
+    down0, down1, down2,
+    up0, up1, up2,
+    scale0, scale1, scale2,
+    rank0, rank1, rank2,
+    n0, n1, n2,
+    out,
+    M,
+    K,
+    share,
+    SEGMENTS: tl.constexpr,
+    R_BLOCK: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    EVEN: tl.constexpr,
+    FULL_RANK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CALLS_EARLY: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    tile, split, strip = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    total = n0 + n1 + n2
+    w, down, up, scale, rank, n, first = w0, down0, up0, scale0, rank0, n0, n0 - n0
+    if SEGMENTS > 1:
+        tiles0 = tl.cdiv(n0, BN)
+        tiles1 = tl.cdiv(n1, BN)
+        if tile >= tiles0 + tiles1:
+            w, down, up, scale, rank, n, first = w2, down2, up2, scale2, rank2, n2, n0 + n1
+            tile = tile - tiles0 - tiles1
+        elif tile >= tiles0:
+            w, down, up, scale, rank, n, first = w1, down1, up1, scale1, rank1, n1, n0
+            tile = tile - tiles0
+    rows = strip * BM + tl.arange(0, BM)
+    columns = tile * BN + tl.arange(0, BN)
+    inner = tl.arange(0, BK)
+    ranks = tl.arange(0, R_BLOCK)
+    # Columns past the end repeat the last one, so that the loop needs no mask for them.
+    held = tl.minimum(columns, n - 1)
+    held_rows = tl.minimum(rows, M - 1)
+    begin = split * share
+    end = tl.minimum(begin + share, K)
+    follow(CHAINED)
+    if CALLS_EARLY:
+        call_next(CHAINED)
+    sums = tl.zeros((BM, BN), tl.float32)
+    low = tl.zeros((BM, R_BLOCK), tl.float32)
+    for k in range(begin, end, BK):
+        at = k + inner
+        if EVEN:
+            xk = tl.load(x + held_rows[:, None] * K + at[None, :])
+            wk = tl.load(w + held[:, None] * K + at[None, :])
+        else:
+            inside = at < end
+            xk = tl.load(x + held_rows[:, None] * K + at[None, :], mask=inside[None, :], other=0.0)
+            wk = tl.load(w + held[:, None] * K + at[None, :], mask=inside[None, :], other=0.0)
+        sums = tl.dot(xk, tl.trans(wk.to(xk.dtype)), sums, input_precision=PRECISION)
+        if R_BLOCK > 1:
+            where_down = down + ranks[:, None] * K + at[None, :]
+            if EVEN and FULL_RANK:
+                ak = tl.load(where_down)
+            else:
+                inside_down = (ranks < rank)[:, None] & (at < end)[None, :]
+                ak = tl.load(where_down, mask=inside_down, other=0.0)
+            low = tl.dot(xk, tl.trans(ak.to(xk.dtype)), low, input_precision=PRECISION)
+    call_next(CHAINED)
+    if R_BLOCK > 1:
+        tile_up = tl.load(
+            up + held[:, None] * rank + ranks[None, :], mask=(ranks < rank)[None, :], other=0.0
+        )
+        narrow = low.to(x.dtype.element_ty)
+        grown = tl.trans(tile_up.to(x.dtype.element_ty))
+        sums += tl.dot(narrow, grown, input_precision=PRECISION) * scale
+    where = (split * M + rows[:, None]) * total + first + columns[None, :]
+    tl.store(out + where, sums, mask=(rows < M)[:, None] & (columns < n)[None, :])
+
+
+@triton.jit(do_not_specialize=["rank_gate", "rank_up"])
+def _gate(
+    x,
+    gate, up,
+    lows,
+    up_gate, up_up,
+    scale_gate, scale_up,
+    rank_gate, rank_up,
+    out,
+    M,
+    N,
+    K,
+    ADAPTED: tl.constexpr,
+    R_BLOCK: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    EVEN: tl.constexpr,
+    BULK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    first_row, first = tl.program_id(1) * BM, tl.program_id(0) * BN
+    rows = first_row + tl.arange(0, BM)
+    columns = first + tl.arange(0, BN)
+    inner = tl.arange(0, BK)
+    ranks = tl.arange(0, R_BLOCK)
+    held = tl.minimum(columns, N - 1)
+    held_rows = tl.minimum(rows, M - 1)
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    # With adapters the kernel ahead works out their inputs and calls this one early: when it does,
+    # the kernel ahead of it, which wrote x, has ended.
+    if not ADAPTED:
+        follow(CHAINED)
+    gates = tl.zeros((BM, BN), tl.float32)
+    ups = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        if BULK:
+            xk = x.load([first_row, k])
+            gk = gate.load([first, k])
+            uk = up.load([first, k])
+        else:
+            at = k + inner
+            inside = (at < K)[None, :] | EVEN
+            xk = tl.load(x + held_rows[:, None] * K + at[None, :], mask=inside, other=0.0)
+            gk = tl.load(gate + held[:, None] * K + at[None, :], mask=inside, other=0.0)
+            uk = tl.load(up + held[:, None] * K + at[None, :], mask=inside, other=0.0)
+        gates = tl.dot(xk, tl.trans(gk.to(DTYPE)), gates, input_precision=PRECISION)
+        ups = tl.dot(xk, tl.trans(uk.to(DTYPE)), ups, input_precision=PRECISION)
+    if ADAPTED:
+        follow(CHAINED)
+    call_next(CHAINED)
+    if ADAPTED:
+        bg = tl.load(
+            up_gate + held[:, None] * rank_gate + ranks[None, :],
+            mask=(ranks < rank_gate)[None, :],
+            other=0.0,
+        )
+        bu = tl.load(
+            up_up + held[:, None] * rank_up + ranks[None, :],
+            mask=(ranks < rank_up)[None, :],
+            other=0.0,
+        )
+        at_low = lows + held_rows[:, None] * (rank_gate + rank_up) + ranks[None, :]
+        low_gate = tl.load(at_low, mask=(ranks < rank_gate)[None, :], other=0.0)
+        low_up = tl.load(at_low + rank_gate, mask=(ranks < rank_up)[None, :], other=0.0)
+        grown = tl.dot(low_gate.to(DTYPE), tl.trans(bg.to(DTYPE)), input_precision=PRECISION)
+        gates += grown * scale_gate
+        grown = tl.dot(low_up.to(DTYPE), tl.trans(bu.to(DTYPE)), input_precision=PRECISION)
+        ups += grown * scale_up
+    # Rounded where the modules round: after each projection and after the activation.
+    gates = gates.to(DTYPE).to(tl.float32)
+    active = (gates / (1.0 + tl.exp(-gates))).to(DTYPE).to(tl.float32)
+    result = active * ups.to(DTYPE).to(tl.float32)
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    tl.store(out + rows[:, None] * N + columns[None, :], result.to(DTYPE), mask=mask)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Block sizes of a projection."""
+
+    bm: int
+    bn: int
+    bk: int
+    splits: int
+    warps: int
+    stages: int
+
+
+def tiles_for(
+    rows: int, outputs: int, inputs: int, dtype: torch.dtype, processors: int = 132
+) -> Tiles:
+    """Blocks for a projection: parts enough to fill the device, none without work.
+
+    >>> tiles_for(128, 1536, 8960, torch.bfloat16).splits > 1
+    True
+    """
+    bm = _row_block(rows, dtype)
+    bn, bk = (128 if rows > 128 else 64), 64
+    tiles = -(-outputs // bn) * -(-rows // bm)
+    splits = max(1, min(2 * processors // tiles, inputs // (6 * bk)))
+    return Tiles(bm, bn, bk, splits, 8 if rows > 128 else 4, 4 if bm == 128 else 5)
+
+
+def gate_tiles(rows: int, dtype: torch.dtype) -> Tiles:
+    """Blocks for the gated activation, by what was fastest on an H200.
+
+    >>> gate_tiles(128, torch.bfloat16).stages, gate_tiles(16, torch.float32).bn
+    (3, 32)
+    """
+    bm = _row_block(rows, dtype)
+    if bm < 64:
+        return Tiles(bm, 32, 64, 1, 4, 4)
+    # Three stages of 128 rows: two programs then fit a processor's shared memory, and all run.
+    return Tiles(bm, 64, 64, 1, 4, 3 if bm == 128 else 4)
+
+
+def _row_block(rows: int, dtype: torch.dtype) -> int:
+    """Rows of a block; the fast matrix instructions of Hopper take 64 of half precision or more."""
+    least = 16 if dtype == torch.float32 else 64
+    return min(128, max(least, int(triton.next_power_of_2(rows))))
+
+
+def _rank_block(rank: int) -> int:
+    """Ranks as the matrix units take them; 1 where there is no adapter."""
+    return max(16, int(triton.next_power_of_2(rank))) if rank else 1
+
+
+def project(
+    x: Tensor,
+    projections: Sequence[Projection],
+    tiles: Tiles | None = None,
+    calls_early: bool = False,
+) -> Tensor:
+    """Rows `[B, K]` through one to three maps of the same input, to parts `[P, B, N0 + N1 + N2]`.
+
+    The sum over parts, in float32 and without biases, is the result. `calls_early` lets the next
+    kernel run beside this one: it must be one that waits before it reads the parts.
+    """
+    if not 1 <= len(projections) <= 3:
+        raise ValueError(f"one to three projections, not {len(projections)}")
+    rows, inputs = x.shape
+    outputs = [projection.weight.shape[0] for projection in projections]
+    tiles = tiles or tiles_for(rows, sum(outputs), inputs, x.dtype)
+    rank = max(projection.rank for projection in projections)
+    stages = _stages(tiles, x, projections[0].weight, 1, _rank_block(rank))
+    share = triton.cdiv(triton.cdiv(inputs, tiles.splits), tiles.bk) * tiles.bk
+    splits = triton.cdiv(inputs, share)
+    out = torch.empty(splits, rows, sum(outputs), dtype=torch.float32, device=x.device)
+    three = [*projections, *[projections[0]] * (3 - len(projections))]
+    sizes = [*outputs, *[0] * (3 - len(projections))]
+    grid = (
+        sum(triton.cdiv(size, tiles.bn) for size in outputs),
+        splits,
+        triton.cdiv(rows, tiles.bm),
+    )
+    _project[grid](
+        x,
+        *[projection.weight for projection in three],
+        *_adapters([projection.down for projection in three], x),
+        *_adapters([projection.up for projection in three], x),
+        *[projection.scaling for projection in three],
+        *[projection.rank for projection in three],
+        *sizes,
+        out,
+        rows,
+        inputs,
+        share,
+        SEGMENTS=len(projections),
+        R_BLOCK=_rank_block(rank),
+        BM=tiles.bm,
+        BN=tiles.bn,
+        BK=tiles.bk,
+        EVEN=inputs % tiles.bk == 0,
+        FULL_RANK=all(projection.rank == _rank_block(rank) for projection in projections),
+        PRECISION=_precision(x),
+        CALLS_EARLY=calls_early,
+        **chained(x.device),
+        num_warps=tiles.warps,
+        num_stages=stages,
+    )
+    return out
+
+
+def gated(x: Tensor, gate: Projection, up: Projection, tiles: Tiles | None = None) -> Tensor:
+    """Rows `[B, K]` to `silu(gate(x)) * up(x)`, `[B, N]`."""
+    rows, inputs = x.shape
+    outputs = gate.weight.shape[0]
+    rank = max(gate.rank, up.rank)
+    downs = [Projection(one.down) for one in (gate, up) if one.down is not None]
+    lows = None
+    if downs:
+        blocks = Tiles(_row_block(rows, x.dtype), 16, 64, 1, 4, 4)
+        lows = project(x, downs, blocks, calls_early=True)
+    tiles = tiles or gate_tiles(rows, x.dtype)
+    stages = _stages(tiles, x, gate.weight, 2, 0)
+    bulk = _bulk(x, gate.weight, up.weight)
+    streamed: list[Any] = [x, gate.weight, up.weight]
+    if bulk:
+        shapes = [(tiles.bm, tiles.bk), (tiles.bn, tiles.bk), (tiles.bn, tiles.bk)]
+        pairs = zip(streamed, shapes, strict=True)
+        streamed = [TensorDescriptor.from_tensor(tensor, list(shape)) for tensor, shape in pairs]
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    _gate[(triton.cdiv(outputs, tiles.bn), triton.cdiv(rows, tiles.bm))](
+        *streamed,
+        stand_in(lows, x),
+        *_adapters([gate.up, up.up], x),
+        gate.scaling,
+        up.scaling,
+        gate.rank,
+        up.rank,
+        out,
+        rows,
+        outputs,
+        inputs,
+        ADAPTED=lows is not None,
+        R_BLOCK=_rank_block(rank),
+        BM=tiles.bm,
+        BN=tiles.bn,
+        BK=tiles.bk,
+        EVEN=inputs % tiles.bk == 0,
+        BULK=bulk,
+        PRECISION=_precision(x),
+        **chained(x.device),
+        num_warps=tiles.warps,
+        num_stages=stages,
+    )
+    return out
+
+
+def _bulk(*tensors: Tensor) -> bool:
+    """Whether the hardware's bulk copies (Hopper and later) can stream these matrices."""
+    return is_hopper(tensors[0].device) and all(
+        t.dtype == tensors[0].dtype
+        and t.itemsize == 2
+        and t.stride(1) == 1
+        and t.stride(0) * t.itemsize % 16 == 0
+        and t.data_ptr() % 16 == 0
+        for t in tensors
+    )
+
+
+def stand_in(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """A pointer that is never read stands in for a tensor that is not there."""
+    return other if tensor is None else tensor
+
+
+def _adapters(tensors: Sequence[Tensor | None], other: Tensor) -> list[Tensor]:
+    """The same, with stand-ins of the same type as the tensors that are there."""
+    known = next((tensor for tensor in tensors if tensor is not None), other)
+    return [stand_in(tensor, known) for tensor in tensors]
+
+
+def _stages(tiles: Tiles, x: Tensor, weight: Tensor, weights: int, ranks: int) -> int:
+    """As many blocks in flight as asked for, or as fit a Hopper processor's shared memory."""
+    each = tiles.bm * x.itemsize + (weights * tiles.bn + ranks) * weight.itemsize
+    return max(1, min(tiles.stages, SHARED_MEMORY // (each * tiles.bk)))
+
+
+def _precision(x: Tensor) -> str:
+    return "ieee" if x.dtype == torch.float32 else "tf32"
