@@ -270,6 +270,7 @@ def table(model: Any, scorer: PackedScorer, shape: Shape) -> None:
             batch = rollouts(cell, device)
             objective = Objective(algorithm("grpo"))
             call = (model, [batch], packed_scores(scorer), objective, shape.config["vocab_size"])
+            update(*call)  # compiles for new shapes
             seconds, _ = update(*call)
             tokens = int(batch.mask[0, : -batch.width].sum()) + group * length
             share = floor_seconds(model, batch, cell) / seconds

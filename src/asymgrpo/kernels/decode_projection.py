@@ -67,6 +67,7 @@ def _project(
     BN: tl.constexpr,
     BK: tl.constexpr,
     EVEN: tl.constexpr,
+    FULL_ROWS: tl.constexpr,
     FULL_RANK: tl.constexpr,
     PRECISION: tl.constexpr,
     CALLS_EARLY: tl.constexpr,
@@ -88,9 +89,9 @@ def _project(
     columns = tile * BN + tl.arange(0, BN)
     inner = tl.arange(0, BK)
     ranks = tl.arange(0, R_BLOCK)
-    # Columns past the end repeat the last one, so that the loop needs no mask for them.
+    # Columns past the end repeat the last one, so that the loop needs no mask for them. Rows past
+    # the end are masked: there may be many, and all programs would ask for the same few bytes.
     held = tl.minimum(columns, n - 1)
-    held_rows = tl.minimum(rows, M - 1)
     begin = split * share
     end = tl.minimum(begin + share, K)
     follow(CHAINED)
@@ -100,13 +101,13 @@ def _project(
     low = tl.zeros((BM, R_BLOCK), tl.float32)
     for k in range(begin, end, BK):
         at = k + inner
-        if EVEN:
-            xk = tl.load(x + held_rows[:, None] * K + at[None, :])
-            wk = tl.load(w + held[:, None] * K + at[None, :])
+        where_x = x + rows[:, None] * K + at[None, :]
+        where_w = w + held[:, None] * K + at[None, :]
+        if EVEN and FULL_ROWS:
+            xk = tl.load(where_x)
         else:
-            inside = at < end
-            xk = tl.load(x + held_rows[:, None] * K + at[None, :], mask=inside[None, :], other=0.0)
-            wk = tl.load(w + held[:, None] * K + at[None, :], mask=inside[None, :], other=0.0)
+            xk = tl.load(where_x, mask=(rows < M)[:, None] & (at < end)[None, :], other=0.0)
+        wk = tl.load(where_w) if EVEN else tl.load(where_w, mask=(at < end)[None, :], other=0.0)
         sums = tl.dot(xk, tl.trans(wk.to(xk.dtype)), sums, input_precision=PRECISION)
         if R_BLOCK > 1:
             where_down = down + ranks[:, None] * K + at[None, :]
@@ -156,7 +157,7 @@ def _gate(
     inner = tl.arange(0, BK)
     ranks = tl.arange(0, R_BLOCK)
     held = tl.minimum(columns, N - 1)
-    held_rows = tl.minimum(rows, M - 1)
+    there = (rows < M)[:, None]
     DTYPE: tl.constexpr = out.dtype.element_ty
     # With adapters the kernel ahead works out their inputs and calls this one early: when it does,
     # the kernel ahead of it, which wrote x, has ended.
@@ -172,7 +173,7 @@ def _gate(
         else:
             at = k + inner
             inside = (at < K)[None, :] | EVEN
-            xk = tl.load(x + held_rows[:, None] * K + at[None, :], mask=inside, other=0.0)
+            xk = tl.load(x + rows[:, None] * K + at[None, :], mask=there & inside, other=0.0)
             gk = tl.load(gate + held[:, None] * K + at[None, :], mask=inside, other=0.0)
             uk = tl.load(up + held[:, None] * K + at[None, :], mask=inside, other=0.0)
         gates = tl.dot(xk, tl.trans(gk.to(DTYPE)), gates, input_precision=PRECISION)
@@ -191,9 +192,9 @@ def _gate(
             mask=(ranks < rank_up)[None, :],
             other=0.0,
         )
-        at_low = lows + held_rows[:, None] * (rank_gate + rank_up) + ranks[None, :]
-        low_gate = tl.load(at_low, mask=(ranks < rank_gate)[None, :], other=0.0)
-        low_up = tl.load(at_low + rank_gate, mask=(ranks < rank_up)[None, :], other=0.0)
+        at_low = lows + rows[:, None] * (rank_gate + rank_up) + ranks[None, :]
+        low_gate = tl.load(at_low, mask=there & (ranks < rank_gate)[None, :], other=0.0)
+        low_up = tl.load(at_low + rank_gate, mask=there & (ranks < rank_up)[None, :], other=0.0)
         grown = tl.dot(low_gate.to(DTYPE), tl.trans(bg.to(DTYPE)), input_precision=PRECISION)
         gates += grown * scale_gate
         grown = tl.dot(low_up.to(DTYPE), tl.trans(bu.to(DTYPE)), input_precision=PRECISION)
@@ -202,7 +203,7 @@ def _gate(
     gates = gates.to(DTYPE).to(tl.float32)
     active = (gates / (1.0 + tl.exp(-gates))).to(DTYPE).to(tl.float32)
     result = active * ups.to(DTYPE).to(tl.float32)
-    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    mask = there & (columns < N)[None, :]
     tl.store(out + rows[:, None] * N + columns[None, :], result.to(DTYPE), mask=mask)
 
 
@@ -303,6 +304,7 @@ def project(
         BN=tiles.bn,
         BK=tiles.bk,
         EVEN=inputs % tiles.bk == 0,
+        FULL_ROWS=rows % tiles.bm == 0,
         FULL_RANK=all(projection.rank == _rank_block(rank) for projection in projections),
         PRECISION=_precision(x),
         CALLS_EARLY=calls_early,
