@@ -181,3 +181,35 @@ def test_rotations_are_those_of_the_model(tiny):
     assert rotations.of(rotary, like, 1_024)[0] is cos
     assert len(rotations.of(rotary, like, 1_025)[0]) == 2_048
     assert rotations.of(rotary, like.half(), 5)[0].dtype == torch.float16
+
+
+@interpreted
+@pytest.mark.parametrize("calls", [0, 5], ids=["at once", "after some steps"])
+def test_a_device_too_small_for_the_fused_kernels(tiny, monkeypatch, capsys, calls):
+    from triton.runtime.errors import OutOfResources
+
+    from asymgrpo.rollout import graphs
+
+    engine = NativeEngine(tiny("qwen2", **SMALL), None, stop_token_ids=[2])
+    prompts, seeds = [[5, 6], [5, 6], [7, 8, 9]], [1, 2, 3]
+    sampling, limits = Sampling(max_new_tokens=7), [2, 7, 3]
+    expected = engine.generate(prompts, sampling, seeds, limits=limits)
+    in_graphs(engine, monkeypatch)
+    whole, left = graphs.fused_logits, calls
+
+    def no_room(*args):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OutOfResources(300_000, 100_000, "shared memory")
+        return whole(*args)
+
+    monkeypatch.setattr(graphs, "fused_logits", no_room)
+    progress = []
+    found = engine.generate(
+        prompts, sampling, seeds, lambda done, _: progress.append(done), limits=limits
+    )
+    same(found, expected)
+    assert progress[-1] == 3
+    assert progress == sorted(set(progress))
+    assert "own kernels: out of resource: shared memory" in capsys.readouterr().out

@@ -11,12 +11,13 @@ the kernels ahead wrote is there. Every kernel of a chain must call
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+
+from .hardware import is_hopper
 
 
 @triton.jit
@@ -44,13 +45,3 @@ def chained(device: torch.device) -> dict[str, Any]:
     {'CHAINED': False}
     """
     return {"CHAINED": True, "launch_pdl": True} if is_hopper(device) else {"CHAINED": False}
-
-
-@functools.cache
-def is_hopper(device: torch.device) -> bool:
-    """Whether the device has what came with Hopper: chained launches and bulk copies.
-
-    >>> is_hopper(torch.device("cpu"))
-    False
-    """
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

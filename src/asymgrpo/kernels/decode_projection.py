@@ -23,9 +23,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .chaining import call_next, chained, follow, is_hopper
+from .chaining import call_next, chained, follow
+from .hardware import is_hopper, shared_memory
 
-SHARED_MEMORY = 220_000
+SPARE_MEMORY = 12_000
+"""Bytes of a program's shared memory that are not for blocks in flight."""
 MOST_RANK = 128
 """The highest rank of an adapter that the kernels take."""
 
@@ -385,9 +387,9 @@ def _adapters(tensors: Sequence[Tensor | None], other: Tensor) -> list[Tensor]:
 
 
 def _stages(tiles: Tiles, x: Tensor, weight: Tensor, weights: int, ranks: int) -> int:
-    """As many blocks in flight as asked for, or as fit a Hopper processor's shared memory."""
+    """As many blocks in flight as asked for, or as fit the shared memory."""
     each = tiles.bm * x.itemsize + (weights * tiles.bn + ranks) * weight.itemsize
-    return max(1, min(tiles.stages, SHARED_MEMORY // (each * tiles.bk)))
+    return max(1, min(tiles.stages, (shared_memory(x.device) - SPARE_MEMORY) // (each * tiles.bk)))
 
 
 def _precision(x: Tensor) -> str:

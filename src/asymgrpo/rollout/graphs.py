@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from triton.runtime.errors import OutOfResources
 
 from ..kernels.decode_attention import Contexts
 from ..kernels.decode_sampling import Rows, advance, draw_plain
@@ -70,6 +71,7 @@ class GraphDecoder:
         self._captured_for: Any = None
         self._memory: Any = None
         self._plan: Plan | None = None
+        self._fuses = True
         self._copies = AdapterCopies()
         self._rotations = Rotations()
 
@@ -93,6 +95,33 @@ class GraphDecoder:
         on_done: Callable[[int], None],
     ) -> Sampled:
         """All rollouts of these groups, in their order."""
+        done = reported = 0
+
+        def on_more(count: int) -> None:
+            nonlocal done, reported
+            done += count
+            if done > reported:
+                on_done(done - reported)
+                reported = done
+
+        try:
+            return self._decode(groups, filters, stops, on_more)
+        except OutOfResources as error:
+            if self._plan is None:
+                raise
+            self.on_note(f"decoding by the model's own kernels: {error}")
+            self._fuses = False
+            self.release()
+            done = 0  # all over again, but nothing is reported twice
+            return self._decode(groups, filters, stops, on_more)
+
+    def _decode(
+        self,
+        groups: Sequence[Group],
+        filters: Filters,
+        stops: Tensor,
+        on_done: Callable[[int], None],
+    ) -> Sampled:
         rows = [row for group in groups for row in group.rows]
         steps = max(row.limit for row in rows)
         prompt_tokens = sum(len(group.prompt) - 1 for group in groups)
@@ -156,6 +185,8 @@ class GraphDecoder:
             held = self._buffers = self._allocate(rows, steps, prompt_tokens, needs_seen)
         dtype = next(iter(self._layer_shapes().values())).dtype
         try:
+            if not self._fuses:
+                raise NotFusable("the kernels do not fit the device")
             self._plan = plan_of(self.model, dtype, positions, self._copies, self._rotations)
             self._copies.refresh()
             fingerprint: Any = self._plan.fingerprint()
