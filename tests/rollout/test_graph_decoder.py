@@ -213,3 +213,18 @@ def test_a_device_too_small_for_the_fused_kernels(tiny, monkeypatch, capsys, cal
     assert progress[-1] == 3
     assert progress == sorted(set(progress))
     assert "own kernels: out of resource: shared memory" in capsys.readouterr().out
+
+
+@interpreted
+@pytest.mark.parametrize("wrong", [lambda x: x + 0.01 * x.abs().max(), lambda x: x * torch.nan])
+def test_fused_kernels_that_are_wrong_on_a_device(tiny, monkeypatch, capsys, wrong):
+    from asymgrpo.rollout import graphs
+
+    engine = NativeEngine(tiny("qwen2", **SMALL), None, stop_token_ids=[2])
+    prompts, seeds, sampling = [[5, 6], [7, 8, 9]], [1, 2], Sampling(max_new_tokens=4)
+    expected = engine.generate(prompts, sampling, seeds)
+    in_graphs(engine, monkeypatch)
+    whole = graphs.fused_logits
+    monkeypatch.setattr(graphs, "fused_logits", lambda *args: wrong(whole(*args)))
+    same(engine.generate(prompts, sampling, seeds), expected)
+    assert "own kernels: the fused ones are off by" in capsys.readouterr().out

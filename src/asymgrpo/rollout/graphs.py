@@ -46,6 +46,10 @@ ROW_FIELDS = tuple(field.name for field in fields(Rows))
 CONTEXT_FIELDS = ("prompt_start", "prompt_count", "own_start")
 
 
+class _Disagrees(Exception):
+    """Fused kernels that give other logits than the model."""
+
+
 @dataclass
 class _Buffers:
     """What the graphs read and write, at addresses that stay."""
@@ -72,6 +76,7 @@ class GraphDecoder:
         self._memory: Any = None
         self._plan: Plan | None = None
         self._fuses = True
+        self._agrees = False
         self._copies = AdapterCopies()
         self._rotations = Rotations()
 
@@ -106,7 +111,7 @@ class GraphDecoder:
 
         try:
             return self._decode(groups, filters, stops, on_more)
-        except OutOfResources as error:
+        except (OutOfResources, _Disagrees) as error:
             if self._plan is None:
                 raise
             self.on_note(f"decoding by the model's own kernels: {error}")
@@ -128,6 +133,8 @@ class GraphDecoder:
         positions = max(len(group.prompt) + row.limit for group in groups for row in group.rows)
         buffers = self._ready(len(rows), steps, prompt_tokens, positions, filters)
         self._fill(buffers, groups, steps)
+        if self._plan is not None and not self._agrees:
+            self._compare(buffers, groups)
         lengths = torch.zeros(buffers.state.shape[1] + 1, dtype=torch.long, device=self.device)
         finished = torch.zeros_like(lengths)
         limits = torch.tensor([row.limit for row in rows])
@@ -153,6 +160,27 @@ class GraphDecoder:
             bucket = self._compact(buffers, left, bucket)
         tokens, logps, entropies = (result[: len(rows), :steps] for result in buffers.results)
         return Sampled(tokens, logps, entropies, lengths[: len(rows)], finished[: len(rows)] > 0)
+
+    def _compare(self, buffers: _Buffers, groups: Sequence[Group]) -> None:
+        """Whether the first logits of the shortest prompt are the model's own; raises if not.
+
+        Kernels are tested where we have a GPU to do so; a user's may be another.
+        """
+        shortest = min(range(len(groups)), key=lambda number: len(groups[number].prompt))
+        row = sum(len(group.rows) for group in groups[:shortest])
+        rows, contexts = _views(buffers, _bucket(sum(len(group.rows) for group in groups)))
+        fused = self._logits(rows, contexts, buffers.pool)[row].float()
+        prompt = torch.tensor([groups[shortest].prompt], device=self.device)
+        cache = PromptPass()
+        with attending_to(cache):
+            own = self.forward(
+                prompt, torch.arange(prompt.shape[1], device=self.device)[None], cache
+            )
+        coarse = next(iter(self._layer_shapes().values())).dtype != torch.float32
+        distance = (fused - own[0]).abs().max() / own.abs().max().clamp(min=1e-6)
+        if not distance <= (0.1 if coarse else 1e-3):
+            raise _Disagrees(f"the fused ones are off by {distance.item():.1%} on this device")
+        self._agrees = True
 
     def _layer_shapes(self) -> dict[int, LayerShape]:
         if self._shapes is None:
@@ -334,10 +362,7 @@ class GraphDecoder:
         return graph
 
     def _run(self, buffers: _Buffers, bucket: int, filters: Filters, stops: Tensor) -> None:
-        view = buffers.state[:, :bucket]
-        rows = Rows(*view[: len(ROW_FIELDS)])
-        prompt_start, prompt_count, own_start = view[len(ROW_FIELDS) :]
-        contexts = Contexts(prompt_start, prompt_count, own_start, rows.own_count)
+        rows, contexts = _views(buffers, bucket)
         logits = self._logits(rows, contexts, buffers.pool)
         if filters.unfiltered:
             drawn = draw_plain(logits, rows.seed, rows.count, filters.temperature, filters.greedy)
@@ -356,6 +381,14 @@ class GraphDecoder:
         pool.contexts, pool.slots = contexts, rows.slot
         with attending_to(pool):
             return self.forward(rows.token[:, None], rows.position[:, None], pool)
+
+
+def _views(buffers: _Buffers, bucket: int) -> tuple[Rows, Contexts]:
+    """The state of the first `bucket` rows, and where their contexts lie."""
+    view = buffers.state[:, :bucket]
+    rows = Rows(*view[: len(ROW_FIELDS)])
+    prompt_start, prompt_count, own_start = view[len(ROW_FIELDS) :]
+    return rows, Contexts(prompt_start, prompt_count, own_start, rows.own_count)
 
 
 def _bucket(rows: int) -> int:
