@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from ..kernels.decode_attention import Contexts
 from ..kernels.decode_sampling import Rows, advance, draw_plain
 from ..kernels.sampling import Filters, draw, noise_keys
 from .attention import PromptPass, attending_to
+from .buffers import CONTEXT_FIELDS, ROW_FIELDS, Buffers
 from .fused import (
     AdapterCopies,
     NotFusable,
@@ -42,23 +42,9 @@ LONGEST_FUSED_PROMPT = 1_024
 MOST_PROMPT_TOKENS = 8_192
 """Prompt tokens taken in together."""
 
-ROW_FIELDS = tuple(field.name for field in fields(Rows))
-CONTEXT_FIELDS = ("prompt_start", "prompt_count", "own_start")
-
 
 class _Disagrees(Exception):
     """Fused kernels that give other logits than the model."""
-
-
-@dataclass
-class _Buffers:
-    """What the graphs read and write, at addresses that stay."""
-
-    pool: Pool
-    state: Tensor
-    """`[fields, rows]`: those of Rows, then of Contexts."""
-    results: tuple[Tensor, Tensor, Tensor]
-    seen: Tensor | None
 
 
 class GraphDecoder:
@@ -70,7 +56,7 @@ class GraphDecoder:
         self.model, self.forward, self.vocab, self.on_note = model, forward, vocab, on_note
         self.device = next(model.parameters()).device
         self._shapes: dict[int, LayerShape] | None = None
-        self._buffers: _Buffers | None = None
+        self._buffers: Buffers | None = None
         self._graphs: dict[Any, Any] = {}
         self._captured_for: Any = None
         self._memory: Any = None
@@ -132,7 +118,7 @@ class GraphDecoder:
         prompt_tokens = sum(len(group.prompt) - 1 for group in groups)
         positions = max(len(group.prompt) + row.limit for group in groups for row in group.rows)
         buffers = self._ready(len(rows), steps, prompt_tokens, positions, filters)
-        self._fill(buffers, groups, steps)
+        buffers.start(groups, steps, self._store_prompts(buffers.pool, groups))
         if self._plan is not None and not self._agrees:
             self._compare(buffers, groups)
         lengths = torch.zeros(buffers.state.shape[1] + 1, dtype=torch.long, device=self.device)
@@ -157,18 +143,21 @@ class GraphDecoder:
             if alive == 0:
                 break
             limits = limit[left]
-            bucket = self._compact(buffers, left, bucket)
+            smaller = _bucket(alive)
+            if smaller < bucket:
+                buffers.compact(left, bucket, smaller)
+                bucket = smaller
         tokens, logps, entropies = (result[: len(rows), :steps] for result in buffers.results)
         return Sampled(tokens, logps, entropies, lengths[: len(rows)], finished[: len(rows)] > 0)
 
-    def _compare(self, buffers: _Buffers, groups: Sequence[Group]) -> None:
+    def _compare(self, buffers: Buffers, groups: Sequence[Group]) -> None:
         """Whether the first logits of the shortest prompt are the model's own; raises if not.
 
-        Kernels are tested where we have a GPU to do so; a user's may be another.
+        The GPU may be one on which nobody has run these kernels yet.
         """
         shortest = min(range(len(groups)), key=lambda number: len(groups[number].prompt))
         row = sum(len(group.rows) for group in groups[:shortest])
-        rows, contexts = _views(buffers, _bucket(sum(len(group.rows) for group in groups)))
+        rows, contexts = buffers.views(_bucket(sum(len(group.rows) for group in groups)))
         fused = self._logits(rows, contexts, buffers.pool)[row].float()
         prompt = torch.tensor([groups[shortest].prompt], device=self.device)
         cache = PromptPass()
@@ -196,7 +185,7 @@ class GraphDecoder:
 
     def _ready(
         self, rows: int, steps: int, prompt_tokens: int, positions: int, filters: Filters
-    ) -> _Buffers:
+    ) -> Buffers:
         """Buffers that are large enough, and graphs of the tensors that the model has now."""
         held = self._buffers
         needs_seen = filters.repetition_penalty != 1
@@ -226,14 +215,14 @@ class GraphDecoder:
             self._captured_for = fingerprint
         return held
 
-    def _allocate(self, rows: int, steps: int, prompt_tokens: int, seen: bool) -> _Buffers:
+    def _allocate(self, rows: int, steps: int, prompt_tokens: int, seen: bool) -> Buffers:
         bucket = _bucket(rows)
         # Prompts differ from call to call; a quarter more room spares most reallocations.
         slots = rows * steps + prompt_tokens + prompt_tokens // 4 + 1_024
         pool = Pool(self._layer_shapes(), slots, self.device)
         count = len(ROW_FIELDS) + len(CONTEXT_FIELDS)
         shape = (bucket + 1, steps)
-        return _Buffers(
+        return Buffers(
             pool=pool,
             state=torch.zeros(count, bucket, dtype=torch.long, device=self.device),
             results=(
@@ -245,45 +234,6 @@ class GraphDecoder:
             if seen
             else None,
         )
-
-    def _fill(self, buffers: _Buffers, groups: Sequence[Group], steps: int) -> None:
-        """The prompts' keys and values, and the first state of every row."""
-        start = self._store_prompts(buffers.pool, groups)
-        size = buffers.state.shape[1]
-        columns: dict[str, list[int]] = {name: [] for name in ROW_FIELDS + CONTEXT_FIELDS}
-        own, prompt_start = start, 1
-        for group in groups:
-            count = len(group.prompt) - 1
-            for row in group.rows:
-                first = {
-                    "token": group.prompt[-1],
-                    "position": count,
-                    "seed": row.seed,
-                    "limit": row.limit,
-                    "alive": 1,
-                    "place": len(columns["place"]),
-                    "slot": own,
-                    "own_count": 1,
-                    "prompt_start": prompt_start,
-                    "prompt_count": count,
-                    "own_start": own,
-                }
-                for name, column in columns.items():
-                    column.append(first.get(name, 0))
-                own += steps
-            prompt_start += count
-        # An empty place attends to slot 0, which is nobody's, and writes its results aside.
-        empty = {"own_count": 1, "place": size}
-        rows = len(columns["token"])
-        table = [columns[name] + [empty.get(name, 0)] * (size - rows) for name in columns]
-        buffers.state.copy_(torch.tensor(table))
-        if buffers.seen is not None:
-            buffers.seen.zero_()
-            place = 0
-            for group in groups:
-                tokens = torch.tensor(group.prompt, device=self.device)
-                buffers.seen[place : place + len(group.rows), tokens] = True
-                place += len(group.rows)
 
     def _store_prompts(self, pool: Pool, groups: Sequence[Group]) -> int:
         """All prompts' keys and values from slot 1 on; returns the slot after them."""
@@ -309,20 +259,8 @@ class GraphDecoder:
                 fused_hidden(self._plan, tokens, positions, contexts, slots, pool)
         return start
 
-    def _compact(self, buffers: _Buffers, left: Tensor, bucket: int) -> int:
-        """The living rows at the front of the smallest bucket that holds them."""
-        smaller = _bucket(len(left))
-        if smaller >= bucket:
-            return bucket
-        dead = torch.tensor(sorted(set(range(bucket)) - set(left.tolist())), dtype=torch.long)
-        order = torch.cat((left, dead))[:smaller].to(self.device)
-        buffers.state[:, :smaller] = buffers.state[:, order]
-        if buffers.seen is not None:
-            buffers.seen[:smaller] = buffers.seen[order]
-        return smaller
-
     def _step(
-        self, buffers: _Buffers, bucket: int, filters: Filters, stops: Tensor
+        self, buffers: Buffers, bucket: int, filters: Filters, stops: Tensor
     ) -> Callable[[], None]:
         """What moves the first `bucket` rows one token on: a graph, where a device has them."""
 
@@ -342,7 +280,7 @@ class GraphDecoder:
         replay: Callable[[], None] = graph.replay
         return replay
 
-    def _capture(self, buffers: _Buffers, run: Callable[[], None]) -> Any:
+    def _capture(self, buffers: Buffers, run: Callable[[], None]) -> Any:
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
         # The first run compiles kernels; the rows must not notice that it happened.
@@ -361,8 +299,8 @@ class GraphDecoder:
             buffers.seen.copy_(seen)
         return graph
 
-    def _run(self, buffers: _Buffers, bucket: int, filters: Filters, stops: Tensor) -> None:
-        rows, contexts = _views(buffers, bucket)
+    def _run(self, buffers: Buffers, bucket: int, filters: Filters, stops: Tensor) -> None:
+        rows, contexts = buffers.views(bucket)
         logits = self._logits(rows, contexts, buffers.pool)
         if filters.unfiltered:
             drawn = draw_plain(logits, rows.seed, rows.count, filters.temperature, filters.greedy)
@@ -381,14 +319,6 @@ class GraphDecoder:
         pool.contexts, pool.slots = contexts, rows.slot
         with attending_to(pool):
             return self.forward(rows.token[:, None], rows.position[:, None], pool)
-
-
-def _views(buffers: _Buffers, bucket: int) -> tuple[Rows, Contexts]:
-    """The state of the first `bucket` rows, and where their contexts lie."""
-    view = buffers.state[:, :bucket]
-    rows = Rows(*view[: len(ROW_FIELDS)])
-    prompt_start, prompt_count, own_start = view[len(ROW_FIELDS) :]
-    return rows, Contexts(prompt_start, prompt_count, own_start, rows.own_count)
 
 
 def _bucket(rows: int) -> int:

@@ -1,0 +1,84 @@
+"""The state of the rows of a decoding batch, at addresses that captured graphs may hold on to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from ..kernels.decode_attention import Contexts
+from ..kernels.decode_sampling import Rows
+from .pool import Pool
+from .prompts import Group
+
+ROW_FIELDS = tuple(field.name for field in fields(Rows))
+CONTEXT_FIELDS = ("prompt_start", "prompt_count", "own_start")
+
+
+@dataclass
+class Buffers:
+    """What the graphs read and write."""
+
+    pool: Pool
+    state: Tensor
+    """`[fields, rows]`: those of Rows, then of Contexts."""
+    results: tuple[Tensor, Tensor, Tensor]
+    seen: Tensor | None
+
+    def views(self, bucket: int) -> tuple[Rows, Contexts]:
+        """The state of the first `bucket` rows, and where their contexts lie."""
+        view = self.state[:, :bucket]
+        rows = Rows(*view[: len(ROW_FIELDS)])
+        prompt_start, prompt_count, own_start = view[len(ROW_FIELDS) :]
+        return rows, Contexts(prompt_start, prompt_count, own_start, rows.own_count)
+
+    def start(self, groups: Sequence[Group], steps: int, first_own: int) -> None:
+        """The first state of every row; their own slots begin at `first_own`, `steps` a row."""
+        self.state.copy_(_first_state(groups, steps, first_own, self.state.shape[1]))
+        if self.seen is not None:
+            self.seen.zero_()
+            place = 0
+            for group in groups:
+                tokens = torch.tensor(group.prompt, device=self.seen.device)
+                self.seen[place : place + len(group.rows), tokens] = True
+                place += len(group.rows)
+
+    def compact(self, left: Tensor, bucket: int, smaller: int) -> None:
+        """The rows `left` of the first `bucket` at the front of the first `smaller`."""
+        dead = torch.tensor(sorted(set(range(bucket)) - set(left.tolist())), dtype=torch.long)
+        order = torch.cat((left, dead))[:smaller].to(self.state.device)
+        self.state[:, :smaller] = self.state[:, order]
+        if self.seen is not None:
+            self.seen[:smaller] = self.seen[order]
+
+
+def _first_state(groups: Sequence[Group], steps: int, first_own: int, size: int) -> Tensor:
+    """The table `[fields, size]` before the first step; prompts lie from slot 1 on."""
+    columns: dict[str, list[int]] = {name: [] for name in ROW_FIELDS + CONTEXT_FIELDS}
+    own, prompt_start = first_own, 1
+    for group in groups:
+        count = len(group.prompt) - 1
+        for row in group.rows:
+            first = {
+                "token": group.prompt[-1],
+                "position": count,
+                "seed": row.seed,
+                "limit": row.limit,
+                "alive": 1,
+                "place": len(columns["place"]),
+                "slot": own,
+                "own_count": 1,
+                "prompt_start": prompt_start,
+                "prompt_count": count,
+                "own_start": own,
+            }
+            for name, column in columns.items():
+                column.append(first.get(name, 0))
+            own += steps
+        prompt_start += count
+    # An empty place attends to slot 0, which is nobody's, and writes its results aside.
+    empty = {"own_count": 1, "place": size}
+    rows = len(columns["token"])
+    return torch.tensor([columns[name] + [empty.get(name, 0)] * (size - rows) for name in columns])
