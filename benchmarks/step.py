@@ -91,13 +91,12 @@ def main() -> None:
     kinds: dict[str, tuple[int, dict[str, Any]]] = {
         "asymgrpo, grpo": (options.steps, {"algorithm": "grpo"}),
         "asymgrpo, sa-ah-grpo": (options.steps, {"algorithm": "sa-ah-grpo"}),
-        "TRL, generate": (options.trl_steps, {}),
+        # The demo's completions change as the model learns: like is compared with like.
+        "TRL, generate": (options.steps if options.shape == "demo" else options.trl_steps, {}),
     }
     if options.shape == "demo":
         plain = {"algorithm": "grpo", "engine": "transformers", "scorer": "padded"}
-        # Completions change as the model learns: like batches are compared with like.
         kinds["asymgrpo, transformers and padded"] = (options.steps, plain)
-        kinds["TRL, generate"] = (options.steps, {})
     elif importlib.util.find_spec("vllm") is not None:
         kinds["TRL, vLLM"] = (options.steps, {"use_vllm": True, "vllm_mode": "colocate"})
     else:

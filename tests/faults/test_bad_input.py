@@ -113,16 +113,6 @@ BAD_RECIPES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_RECIPES)
-def test_bad_recipes(
-    name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text, message = BAD_RECIPES[name]
-    (here / RECIPE).write_text(text)
-    assert message in refused(["train", "--config", RECIPE], monkeypatch, capsys)
-    assert [path.name for path in here.iterdir()] == [RECIPE]
-
-
 BAD_SPECS = {
     "algorithms": ("algorithms: grpo\n", "algorithms must be a list"),
     "algorithm-numbers": ("algorithms: [1, {}]\n", "algorithms must be a list"),
@@ -136,13 +126,24 @@ BAD_SPECS = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_SPECS)
-def test_bad_comparisons(
-    name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("command", "text", "message"),
+    [
+        pytest.param(command, *case, id=f"{command}-{name}")
+        for command, cases in (("train", BAD_RECIPES), ("compare", BAD_SPECS))
+        for name, case in cases.items()
+    ],
+)
+def test_bad_recipes(
+    command: str,
+    text: str,
+    message: str,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    text, message = BAD_SPECS[name]
     (here / RECIPE).write_text(text)
-    assert message in refused(["compare", "--config", RECIPE], monkeypatch, capsys)
+    assert message in refused([command, "--config", RECIPE], monkeypatch, capsys)
     assert [path.name for path in here.iterdir()] == [RECIPE]
 
 

@@ -29,6 +29,7 @@ from .fused import (
     fused_logits,
     plan_of,
 )
+from .inspection import beyond_rounding
 from .plain import Sampled
 from .pool import LayerShape, Pool
 from .prompts import Forward, Group, prompt_states
@@ -166,9 +167,9 @@ class GraphDecoder:
                 prompt, torch.arange(prompt.shape[1], device=self.device)[None], cache
             )
         coarse = next(iter(self._layer_shapes().values())).dtype != torch.float32
-        distance = (fused - own[0]).abs().max() / own.abs().max().clamp(min=1e-6)
-        if not distance <= (0.1 if coarse else 1e-3):
-            raise _Disagrees(f"the fused ones are off by {distance.item():.1%} on this device")
+        share = beyond_rounding(fused, own[0], coarse)
+        if share is not None:
+            raise _Disagrees(f"the fused ones are off by {share:.1%} on this device")
         self._agrees = True
 
     def _layer_shapes(self) -> dict[int, LayerShape]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -70,6 +70,21 @@ def unsupported(model: nn.Module) -> str | None:
     if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
         return "the parameters are sharded"
     return None
+
+
+def beyond_rounding(found: Tensor, own: Tensor, coarse: bool) -> float | None:
+    """By what share of the largest logit `found` differs from `own`, where no rounding explains it.
+
+    `coarse` says that they come from half precision.
+
+    >>> own = torch.tensor([1.0, -4.0])
+    >>> beyond_rounding(own + 0.2, own, coarse=True) is None
+    True
+    >>> beyond_rounding(own + 2.0, own, coarse=True)
+    0.5
+    """
+    share = ((found - own).abs().max() / own.abs().max().clamp(min=1e-6)).item()
+    return None if share <= (0.1 if coarse else 1e-3) else share
 
 
 def submodules(model: nn.Module) -> list[nn.Module]:
