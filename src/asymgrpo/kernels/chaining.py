@@ -1,10 +1,10 @@
-"""Kernels that follow each other closely: the next one starts while the last of this one runs.
+"""Kernels that follow each other closely: the next one is there before this one has ended.
 
-A step of decoding is some hundred kernels of a few microseconds, and as much time goes by between
-them as in them. From Hopper on a kernel may be launched before the one ahead of it has ended
-(programmatic dependent launch). It then sets itself up and waits in `follow` until all memory that
-the kernels ahead wrote is there. Every kernel of a chain must call
-`follow` before it reads or writes what another one does.
+A step of decoding is some hundred kernels of a few microseconds, and between two of them the device
+idles. From Hopper on a kernel may be launched before the one ahead of it has ended (programmatic
+dependent launch). It then sets itself up and waits in `follow` until all memory that the kernels
+ahead wrote is there. Every kernel of a chain must call `follow` before it reads or writes what
+another one does.
 """
 
 # Kernels have no types that mypy could check.

@@ -4,7 +4,7 @@ With few rows a step is bound by reading the weights and by the number of launch
 streams its weights once, works out the adapter's `x A^T` in the same loop, and adds `B` at the end:
 no launch, no copy and no merge for an adapter. The reduction over `K` is split over programs, and
 the parts are summed by the kernel that comes next anyway. The gated activation has so many programs
-that `x A^T` in each would cost half as much as the weights; a small kernel does it beside it.
+that `x A^T` in each costs up to half as much as the weights; a small kernel does it beside it.
 
 Letters: `B` rows, `K` inputs, `N` outputs, `R` rank; weights are `[N, K]`.
 """
