@@ -122,21 +122,22 @@ def by_generate(trainer: Any, setting: Setting) -> Callable[[int], list[int]]:
 
 
 def by_vllm(trainer: Any, setting: Setting) -> Callable[[int], list[int]]:
-    from vllm import SamplingParams
-
     generation = trainer.vllm_generation
+    generate = type(generation.llm).generate
+
+    def with_limits(prompts: Any, sampling_params: Any, **options: Any) -> Any:
+        """TRL asks for all rollouts alike; here each has a length of its own."""
+        each = [sampling_params.clone() for _ in prompts]
+        for one, limit in zip(each, setting.limits, strict=True):
+            one.max_tokens = limit
+        return generate(generation.llm, prompts, sampling_params=each, **options)
+
+    generation.llm.generate = with_limits
 
     def run(number: int) -> list[int]:
-        generation.sync_weights()
-        if len(set(setting.limits)) == 1:
-            _, ids, _, _ = generation.generate(
-                prompts=setting.prompts, images=None, num_generations=trainer.num_generations
-            )
-            return [len(one) for one in ids]
-        wanted = [SamplingParams(max_tokens=limit, logprobs=0) for limit in setting.limits]
-        prompts = [{"prompt_token_ids": prompt} for prompt in setting.prompts]
-        outputs = generation.llm.generate(prompts, sampling_params=wanted, use_tqdm=False)
-        return [len(output.outputs[0].token_ids) for output in outputs]
+        trainer._last_loaded_step = -1  # as after a training step: the weights are sent again
+        ids, _ = trainer._generate_single_turn(setting.prompts, None, {}, trainer.num_generations)
+        return [len(one) for one in ids]
 
     return run
 

@@ -108,7 +108,7 @@ def test_the_gated_activation(ranks):
     x = noise(19, 80, scale=0.2)
     gate, up = (projection(40, 80, rank) for rank in ranks)
     expected = torch.nn.functional.silu(adapted(x, gate)) * adapted(x, up)
-    found = gated(x, gate, up, Tiles(16, 16, 32, 1, 4, 2))
+    found = gated(x, gate, up, tiles=Tiles(16, 16, 32, 1, 4, 2))
     torch.testing.assert_close(found.double(), expected, atol=5e-4, rtol=1e-4)
 
 
@@ -163,17 +163,12 @@ def test_adding_and_norm(parts, bias):
     torch.testing.assert_close(hidden.double(), total, atol=1e-5, rtol=1e-5)
 
 
-@runs_here
-@pytest.mark.parametrize(
-    ("bias", "norm", "rotate"), [(True, False, True), (False, True, True), (False, False, False)]
-)
-def test_placing_queries_keys_and_values(bias, norm, rotate):
+def new_tokens(rows, query_heads, heads, width, positions, *, bias, norm, rotate):
+    """New tokens, and their queries, keys and values by the modules of transformers."""
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-    from asymgrpo.kernels.decode_layer import place
+    from asymgrpo.kernels.decode_heads import NewTokens
 
-    torch.manual_seed(0)
-    rows, query_heads, heads, width = 3, 4, 2, 24
     parts = noise(2, rows, (query_heads + 2 * heads) * width)
     sizes = [query_heads * width, heads * width, heads * width]
     biases = [noise(size) if bias else None for size in sizes]
@@ -181,20 +176,13 @@ def test_placing_queries_keys_and_values(bias, norm, rotate):
     for one in norms:
         if one is not None:
             torch.nn.init.normal_(one.weight)
-    table, positions = noise(5, width), torch.tensor([3, 0, 4], device=DEVICE)
-    angles = table[positions]
-    keys, values = torch.zeros(2, 9, heads, width, device=DEVICE)
-    slots = torch.tensor([7, 2, 4], device=DEVICE)
-    query = place(
+    table = noise(int(positions.max()) + 1, width)
+    new = NewTokens(
         parts,
-        biases,
-        [None if one is None else one.weight.detach() for one in norms],
+        tuple(biases),
+        tuple(None if one is None else one.weight.detach() for one in norms),
         1e-6,
         (table.cos(), table.sin()) if rotate else None,
-        positions,
-        slots,
-        keys,
-        values,
         query_heads,
     )
     pieces = list(parts.sum(0).split(sizes, dim=1))
@@ -204,11 +192,65 @@ def test_placing_queries_keys_and_values(bias, norm, rotate):
     if norm:
         q, k = norms[0](q), norms[1](k)
     if rotate:
+        angles = table[positions]
         q, k = apply_rotary_pos_emb(q, k, angles.cos(), angles.sin())
+    return new, q.detach(), k.detach(), v
+
+
+HEAD_KINDS = [
+    {"bias": True, "norm": False, "rotate": True},
+    {"bias": False, "norm": True, "rotate": True},
+    {"bias": False, "norm": False, "rotate": False},
+]
+
+
+@runs_here
+@pytest.mark.parametrize("kind", HEAD_KINDS)
+def test_placing_queries_keys_and_values(kind):
+    from asymgrpo.kernels.decode_heads import place
+
+    torch.manual_seed(0)
+    positions = torch.tensor([3, 0, 4], device=DEVICE)
+    new, q, k, v = new_tokens(3, 4, 2, 24, positions, **kind)
+    keys, values = torch.zeros(2, 9, 2, 24, device=DEVICE)
+    slots = torch.tensor([7, 2, 4], device=DEVICE)
+    query = place(new, positions, slots, keys, values)
     torch.testing.assert_close(query, q, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(keys[slots], k, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(values[slots], v, atol=1e-5, rtol=1e-5)
     assert int((keys != 0).any(-1).any(-1).sum()) == 3
+
+
+@runs_here
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(
+    ("fold", "width", "window", "kind"),
+    [
+        (6, 16, None, HEAD_KINDS[0]),
+        (2, 24, 9, HEAD_KINDS[1]),
+        (3, 32, 1, HEAD_KINDS[2]),
+        (1, 16, 75, HEAD_KINDS[1]),
+    ],
+)
+def test_attention_of_new_tokens(fold, width, window, kind, splits):
+    from asymgrpo.kernels.decode_attention import Contexts, attend_new, reference_attention
+
+    torch.manual_seed(0)
+    rows, heads, slots = 4, 2, 400
+    pool = noise(2, slots, heads, width)
+    # A prompt and own tokens; a long one; no prompt; the new token alone.
+    columns = [[0, 0, 0, 0], [70, 70, 0, 0], [150, 250, 330, 399], [4, 71, 66, 1]]
+    contexts = Contexts(*[torch.tensor(column, device=DEVICE) for column in columns])
+    last = contexts.own_start + contexts.own_count - 1
+    positions = contexts.prompt_count + contexts.own_count - 1
+    new, q, k, v = new_tokens(rows, heads * fold, heads, width, positions, **kind)
+    expected_pool = pool.clone()
+    expected_pool[0, last], expected_pool[1, last] = k, v
+    scaling = width**-0.5
+    expected = reference_attention(q.double(), *expected_pool.double(), contexts, scaling, window)
+    found = attend_new(new, *pool, contexts, scaling, window, splits=splits)
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(pool, expected_pool, atol=1e-5, rtol=1e-5)
 
 
 @runs_here

@@ -11,6 +11,8 @@ another one does.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+import ctypes
+import functools
 from typing import Any
 
 import torch
@@ -45,3 +47,24 @@ def chained(device: torch.device) -> dict[str, Any]:
     {'CHAINED': False}
     """
     return {"CHAINED": True, "launch_pdl": True} if is_hopper(device) else {"CHAINED": False}
+
+
+def divided_alike(kernel: Any) -> None:
+    """Has a compiled kernel run with as much shared memory as a processor can give.
+
+    A processor divides its memory between cache and shared memory, by default as each kernel needs
+    it, and must be idle to divide it anew: the kernels of a chain could not overlap.
+    """
+    function = getattr(kernel, "function", None)
+    if function is not None and is_hopper(torch.device("cuda", torch.cuda.current_device())):
+        _most_shared_memory(function)
+
+
+@functools.cache
+def _most_shared_memory(function: int) -> None:
+    preferred_carveout, percent = 9, 100
+    code = ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(
+        ctypes.c_void_p(function), preferred_carveout, percent
+    )
+    if code != 0:
+        raise RuntimeError(f"cuFuncSetAttribute failed with {code}")

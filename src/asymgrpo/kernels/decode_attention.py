@@ -13,13 +13,16 @@ Letters: `B` rows, `S` slots of the pool, `Hq` query heads, `H` key heads, `D` h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chaining import call_next, chained, follow
+from .chaining import call_next, chained, divided_alike, follow
+from .decode_heads import NewTokens, angles, head_values
+from .decode_projection import stand_in
 
 
 @dataclass(frozen=True)
@@ -48,19 +51,49 @@ def _tanh(x):
 
 
 @triton.jit
+def _block(keys, values, at, inside, wide, D: tl.constexpr):
+    """Keys and values `[BLOCK, D]` of the slots that begin at `at`."""
+    mask = inside[:, None] & (wide < D)[None, :]
+    k = tl.load(keys + at[:, None] + wide[None, :], mask=mask, other=0.0)
+    v = tl.load(values + at[:, None] + wide[None, :], mask=mask, other=0.0)
+    return k, v
+
+
+@triton.jit
+def _absorbed(
+    q, k, v,
+    inside,
+    top, mass, sums,
+    scaling, softcap,
+    SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The softmax so far, its highest score, mass and weighted sum, with one more block."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling
+    if SOFTCAP:
+        scores = _tanh(scores / softcap) * softcap
+    scores = tl.where(inside[None, :], scores, -1e30)
+    higher = tl.maximum(top, tl.max(scores, 1))
+    decay = tl.exp(top - higher)
+    weights = tl.where(inside[None, :], tl.exp(scores - higher[:, None]), 0.0)
+    mass = mass * decay + tl.sum(weights, 1)
+    sums = sums * decay[:, None]
+    sums += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    return higher, mass, sums
+
+
+@triton.jit
 def _attend(
     query,
-    keys,
-    values,
-    prompt_start,
-    prompt_count,
-    own_start,
-    own_count,
+    bias_q, bias_k, bias_v,
+    norm_q, norm_k,
+    cos, sin,
+    keys, values,
+    prompt_start, prompt_count, own_start, own_count,
     out,
-    partial,
-    scaling,
-    softcap,
-    window,
+    partial, arrived,
+    M,
+    scaling, softcap, window,
     HEADS: tl.constexpr,
     FOLD: tl.constexpr,
     FOLD_BLOCK: tl.constexpr,
@@ -70,86 +103,113 @@ def _attend(
     SPLITS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
+    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    ROTATE: tl.constexpr,
+    EPSILON: tl.constexpr,
     CHAINED: tl.constexpr,
-):
-    follow(CHAINED)
+):  # fmt: skip
+    """With `PARTS` the query is yet to be made, and the new token's key and value with it."""
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    DTYPE: tl.constexpr = out.dtype.element_ty
     prompt = tl.load(prompt_count + row)
-    total = prompt + tl.load(own_count + row)
+    own = tl.load(own_count + row)
+    first_own = tl.load(own_start + row)
     first_prompt = tl.load(prompt_start + row)
-    first_own = tl.load(own_start + row) - prompt
+    total = prompt + own
     hidden = tl.maximum(total - window, 0)
-    blocks = tl.cdiv(total - hidden, BLOCK)
-    share = tl.cdiv(blocks, SPLITS) * BLOCK
-    start = hidden + split * share
-    end = tl.minimum(start + share, total)
-
     fold = tl.arange(0, FOLD_BLOCK)
     wide = tl.arange(0, D_BLOCK)
     in_d = wide < D
-    heads = (row * HEADS + head) * FOLD + fold
     in_fold = fold < FOLD
-    q = tl.load(
-        query + heads[:, None] * D + wide[None, :], mask=in_fold[:, None] & in_d[None, :], other=0.0
-    )
+    heads = (row * HEADS + head) * FOLD + fold
+    store = in_fold[:, None] & in_d[None, :]
     top = tl.full((FOLD_BLOCK,), -1e30, tl.float32)
     mass = tl.zeros((FOLD_BLOCK,), tl.float32)
     sums = tl.zeros((FOLD_BLOCK, D_BLOCK), tl.float32)
-    for begin in range(start, end, BLOCK):
+    # The new token is the last of its own context, and in the first split's hands.
+    before = total - 1 if PARTS > 0 else total
+    share = tl.cdiv(tl.cdiv(before - hidden, BLOCK), SPLITS) * BLOCK
+    start = hidden + split * share
+    end = tl.minimum(start + share, before)
+    index = start + tl.arange(0, BLOCK)
+    slot = index + tl.where(index < prompt, first_prompt, first_own - prompt)
+    if PARTS == 0:
+        follow(CHAINED)
+        q = tl.load(query + heads[:, None] * D + wide[None, :], mask=store, other=0.0)
+        k, v = _block(keys, values, (slot * HEADS + head) * D, index < end, wide, D)
+    else:
+        # The keys and values of earlier steps are there; only the new ones come from the kernel
+        # ahead.
+        k, v = _block(keys, values, (slot * HEADS + head) * D, index < end, wide, D)
+        TOTAL: tl.constexpr = (FOLD + 2) * HEADS * D
+        cosine, sine = angles(cos, sin, total - 1, wide, D, ROTATE)
+        follow(CHAINED)
+        parts = query + row * TOTAL
+        one = tl.zeros((1,), tl.int32)
+        q = head_values(
+            parts, head * FOLD + fold, 0, in_fold, M * TOTAL, bias_q, norm_q, cosine, sine, wide,
+            D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
+        )  # fmt: skip
+        if split == 0:
+            k_new = head_values(
+                parts, one + head, HEADS * FOLD * D, one == 0, M * TOTAL, bias_k, norm_k, cosine,
+                sine, wide, D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
+            )  # fmt: skip
+            v_new = head_values(
+                parts, one + head, HEADS * (FOLD + 1) * D, one == 0, M * TOTAL, bias_v, norm_k,
+                cosine, sine, wide, D, PARTS, BIAS, False, False, EPSILON, DTYPE,
+            )  # fmt: skip
+            at_new = ((first_own + own - 1) * HEADS + head) * D + wide[None, :]
+            tl.store(keys + at_new, k_new, mask=in_d[None, :])
+            tl.store(values + at_new, v_new, mask=in_d[None, :])
+            top = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * scaling
+            if SOFTCAP:
+                top = _tanh(top / softcap) * softcap
+            mass += 1.0
+            sums += v_new.to(tl.float32)
+    top, mass, sums = _absorbed(
+        q, k, v, index < end, top, mass, sums, scaling, softcap, SOFTCAP, PRECISION
+    )
+    for begin in range(start + BLOCK, end, BLOCK):
         index = begin + tl.arange(0, BLOCK)
-        slot = index + tl.where(index < prompt, first_prompt, first_own)
-        inside = index < end
-        at = (slot * HEADS + head) * D
-        mask = inside[:, None] & in_d[None, :]
-        k = tl.load(keys + at[:, None] + wide[None, :], mask=mask, other=0.0)
-        v = tl.load(values + at[:, None] + wide[None, :], mask=mask, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling
-        if SOFTCAP:
-            scores = _tanh(scores / softcap) * softcap
-        scores = tl.where(inside[None, :], scores, -1e30)
-        higher = tl.maximum(top, tl.max(scores, 1))
-        decay = tl.exp(top - higher)
-        weights = tl.where(inside[None, :], tl.exp(scores - higher[:, None]), 0.0)
-        mass = mass * decay + tl.sum(weights, 1)
-        sums = sums * decay[:, None]
-        sums += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        top = higher
-    call_next(CHAINED)
-    store = in_fold[:, None] & in_d[None, :]
-    if SPLITS == 1:
-        result = sums / mass[:, None]
-        tl.store(
-            out + heads[:, None] * D + wide[None, :], result.to(out.dtype.element_ty), mask=store
+        slot = index + tl.where(index < prompt, first_prompt, first_own - prompt)
+        k, v = _block(keys, values, (slot * HEADS + head) * D, index < end, wide, D)
+        top, mass, sums = _absorbed(
+            q, k, v, index < end, top, mass, sums, scaling, softcap, SOFTCAP, PRECISION
         )
+    call_next(CHAINED)
+    to = out + heads[:, None] * D + wide[None, :]
+    if SPLITS == 1:
+        tl.store(to, (sums / mass[:, None]).to(DTYPE), mask=store)
     else:
         at_split = (heads * SPLITS + split) * (D + 2)
         tl.store(partial + at_split[:, None] + wide[None, :], sums, mask=store)
         tl.store(partial + at_split + D, top, mask=in_fold)
         tl.store(partial + at_split + D + 1, mass, mask=in_fold)
-
-
-@triton.jit
-def _merge(
-    partial,
-    out,
-    D: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
-    CHAINED: tl.constexpr,
-):
-    follow(CHAINED)
-    call_next(CHAINED)
-    head = tl.program_id(0)
-    wide = tl.arange(0, D_BLOCK)
-    in_d = wide < D
-    splits = tl.arange(0, SPLITS)
-    at = (head * SPLITS + splits) * (D + 2)
-    top = tl.load(partial + at + D)
-    factor = tl.exp(top - tl.max(top, 0))
-    mass = tl.sum(factor * tl.load(partial + at + D + 1), 0)
-    sums = tl.load(partial + at[:, None] + wide[None, :], mask=in_d[None, :], other=0.0)
-    result = tl.sum(sums * factor[:, None], 0) / mass
-    tl.store(out + head * D + wide, result.to(out.dtype.element_ty), mask=in_d)
+        tl.debug_barrier()
+        others = tl.atomic_add(arrived + row * HEADS + head, 1, sem="acq_rel")
+        if others == SPLITS - 1:
+            # The last to arrive merges, always in the same order. Past the first-level cache, which
+            # knows nothing of what other processors wrote.
+            top = tl.full((FOLD_BLOCK,), -1e30, tl.float32)
+            for part in tl.static_range(SPLITS):
+                at_part = partial + (heads * SPLITS + part) * (D + 2) + D
+                part_top = tl.load(at_part, mask=in_fold, other=-1e30, cache_modifier=".cg")
+                top = tl.maximum(top, part_top)
+            mass = tl.zeros((FOLD_BLOCK,), tl.float32)
+            sums = tl.zeros((FOLD_BLOCK, D_BLOCK), tl.float32)
+            for part in tl.static_range(SPLITS):
+                at_part = partial + (heads * SPLITS + part) * (D + 2)
+                part_top = tl.load(at_part + D, mask=in_fold, other=-1e30, cache_modifier=".cg")
+                part_mass = tl.load(at_part + D + 1, mask=in_fold, other=1, cache_modifier=".cg")
+                at_sums = at_part[:, None] + wide[None, :]
+                part_sums = tl.load(at_sums, mask=store, other=0.0, cache_modifier=".cg")
+                factor = tl.exp(part_top - top)
+                mass += factor * part_mass
+                sums += factor[:, None] * part_sums
+            tl.store(to, (sums / mass[:, None]).to(DTYPE), mask=store)
 
 
 def splits_for(rows: int, heads: int, processors: int = 132) -> int:
@@ -175,22 +235,64 @@ def decode_attention(
     splits: int | None = None,
 ) -> Tensor:
     """Queries `[B, Hq, D]` over the pool's keys and values `[S, H, D]` to outputs `[B, Hq, D]`."""
-    rows, query_heads, width = query.shape
-    heads = keys.shape[1]
-    if query_heads % heads or keys.shape != values.shape or keys.shape[2] != width:
+    _, query_heads, width = query.shape
+    if query_heads % keys.shape[1] or keys.shape != values.shape or keys.shape[2] != width:
         raise ValueError(f"queries {query.shape}, keys {keys.shape}, values {values.shape}")
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    arguments = (query.contiguous(), *[out] * 7)
+    options = {"PARTS": 0, "BIAS": False, "NORM": False, "ROTATE": False, "EPSILON": 0.0}
+    caps = (scaling, window, softcap)
+    _launch(arguments, options, out, keys, values, contexts, caps, splits, None)
+    return out
+
+
+def attend_new(
+    new: NewTokens,
+    keys: Tensor,
+    values: Tensor,
+    contexts: Contexts,
+    scaling: float,
+    window: int | None = None,
+    arrived: Tensor | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """The same for rows whose new token is the last of their own and not in the pool yet.
+
+    Its key and value go there. `arrived` is zeros, int32 `[B * H]`, used up by the call.
+    """
+    rows, width = new.parts.shape[1], keys.shape[2]
+    out = torch.empty(rows, new.query_heads, width, dtype=keys.dtype, device=keys.device)
+    caps = (scaling, window, None)
+    _launch(new.arguments(out), new.options(), out, keys, values, contexts, caps, splits, arrived)
+    return out
+
+
+def _launch(
+    arguments: tuple[Tensor, ...],
+    options: dict[str, Any],
+    out: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    contexts: Contexts,
+    caps: tuple[float, int | None, float | None],
+    splits: int | None,
+    arrived: Tensor | None,
+) -> None:
+    rows, query_heads, width = out.shape
+    heads = keys.shape[1]
     fold = query_heads // heads
     splits = splits_for(rows, heads) if splits is None else splits
     wide = triton.next_power_of_2(width)
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
     # Without parts there is nothing to merge, and any tensor stands in for them.
     partial = out
     if splits > 1:
-        partial = torch.empty(
-            rows * query_heads * splits * (width + 2), dtype=torch.float32, device=query.device
-        )
-    _attend[(rows, heads, splits)](
-        query.contiguous(),
+        size = rows * query_heads * splits * (width + 2)
+        partial = torch.empty(size, dtype=torch.float32, device=out.device)
+        if arrived is None:
+            arrived = torch.zeros(rows * heads, dtype=torch.int32, device=out.device)
+    scaling, window, softcap = caps
+    compiled = _attend[(rows, heads, splits)](
+        *arguments,
         keys,
         values,
         contexts.prompt_start,
@@ -199,6 +301,8 @@ def decode_attention(
         contexts.own_count,
         out,
         partial,
+        stand_in(arrived, out),
+        rows,
         scaling,
         softcap or 1.0,
         window or 1 << 30,
@@ -210,22 +314,13 @@ def decode_attention(
         BLOCK=64 if wide <= 128 else 32,
         SPLITS=splits,
         SOFTCAP=softcap is not None,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        **chained(query.device),
+        PRECISION="ieee" if out.dtype == torch.float32 else "tf32",
+        **options,
+        **chained(out.device),
         num_warps=4,
         num_stages=3,
     )
-    if splits > 1:
-        _merge[(rows * query_heads,)](
-            partial,
-            out,
-            D=width,
-            D_BLOCK=wide,
-            SPLITS=splits,
-            **chained(query.device),
-            num_warps=2,
-        )
-    return out
+    divided_alike(compiled)
 
 
 def reference_attention(

@@ -4,7 +4,8 @@ With few rows a step is bound by reading the weights and by the number of launch
 streams its weights once, works out the adapter's `x A^T` in the same loop, and adds `B` at the end:
 no launch, no copy and no merge for an adapter. The reduction over `K` is split over programs, and
 the parts are summed by the kernel that comes next anyway. The gated activation has so many programs
-that `x A^T` in each costs up to half as much as the weights; a small kernel does it beside it.
+that `x A^T` in each costs up to half as much as the weights; there a few more programs do it, and
+the others wait for them before they end.
 
 Letters: `B` rows, `K` inputs, `N` outputs, `R` rank; weights are `[N, K]`.
 """
@@ -23,13 +24,17 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .chaining import call_next, chained, follow
+from .chaining import call_next, chained, divided_alike, follow
 from .hardware import is_hopper, shared_memory
 
 SPARE_MEMORY = 12_000
 """Bytes of a program's shared memory that are not for blocks in flight."""
 MOST_RANK = 128
 """The highest rank of an adapter that the kernels take."""
+LOW_PARTS = 4
+"""Programs that an adapter's `x A^T` is split over beside the gated activation."""
+
+_LOW_PARTS = tl.constexpr(LOW_PARTS)
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,6 @@ def _project(
     FULL_ROWS: tl.constexpr,
     FULL_RANK: tl.constexpr,
     PRECISION: tl.constexpr,
-    CALLS_EARLY: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
     tile, split, strip = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -96,9 +100,11 @@ def _project(
     held = tl.minimum(columns, n - 1)
     begin = split * share
     end = tl.minimum(begin + share, K)
+    if R_BLOCK > 1:
+        tile_up = tl.load(
+            up + held[:, None] * rank + ranks[None, :], mask=(ranks < rank)[None, :], other=0.0
+        )
     follow(CHAINED)
-    if CALLS_EARLY:
-        call_next(CHAINED)
     sums = tl.zeros((BM, BN), tl.float32)
     low = tl.zeros((BM, R_BLOCK), tl.float32)
     for k in range(begin, end, BK):
@@ -121,9 +127,6 @@ def _project(
             low = tl.dot(xk, tl.trans(ak.to(xk.dtype)), low, input_precision=PRECISION)
     call_next(CHAINED)
     if R_BLOCK > 1:
-        tile_up = tl.load(
-            up + held[:, None] * rank + ranks[None, :], mask=(ranks < rank)[None, :], other=0.0
-        )
         narrow = low.to(x.dtype.element_ty)
         grown = tl.trans(tile_up.to(x.dtype.element_ty))
         sums += tl.dot(narrow, grown, input_precision=PRECISION) * scale
@@ -131,18 +134,78 @@ def _project(
     tl.store(out + where, sums, mask=(rows < M)[:, None] & (columns < n)[None, :])
 
 
-@triton.jit(do_not_specialize=["rank_gate", "rank_up"])
-def _gate(
+@triton.jit
+def _x_block(x, first_row, rows, k, M, K, BK: tl.constexpr, EVEN: tl.constexpr, BULK: tl.constexpr):
+    """Rows `[BM, BK]` of the input, by a bulk copy where there is one; zeros past the end."""
+    if BULK:
+        return x.load([first_row, k])
+    else:
+        at = k + tl.arange(0, BK)
+        inside = (rows < M)[:, None] & ((at < K)[None, :] | EVEN)
+        return tl.load(x + rows[:, None] * K + at[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _low(
+    x,
+    down,
+    rank,
+    low,
+    ready,
+    first_row,
+    M,
+    K,
+    begin,
+    end,
+    R_BLOCK: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    EVEN: tl.constexpr,
+    BULK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """A part of an adapter's `x A^T` for a strip of rows, and the sign that it is there."""
+    rows = first_row + tl.arange(0, BM)
+    ranks = tl.arange(0, R_BLOCK)
+    sums = tl.zeros((BM, R_BLOCK), tl.float32)
+    for k in range(begin, end, BK):
+        at = k + tl.arange(0, BK)
+        xk = _x_block(x, first_row, rows, k, M, K, BK, EVEN, BULK)
+        inside = (ranks < rank)[:, None] & ((at < K)[None, :] | EVEN)
+        ak = tl.load(down + ranks[:, None] * K + at[None, :], mask=inside, other=0.0)
+        sums = tl.dot(xk, tl.trans(ak.to(DTYPE)), sums, input_precision=PRECISION)
+    tl.store(low + rows[:, None] * R_BLOCK + ranks[None, :], sums, mask=(rows < M)[:, None])
+    tl.debug_barrier()
+    tl.atomic_add(ready, 1, sem="release")
+
+
+@triton.jit
+def _low_sum(low, rows, stride, M, R_BLOCK: tl.constexpr):
+    """The sum of the parts that `_low` left, `[BM, R]`.
+
+    Read past the first-level cache, which knows nothing of what other processors wrote.
+    """
+    at = low + rows[:, None] * R_BLOCK + tl.arange(0, R_BLOCK)[None, :]
+    there = (rows < M)[:, None]
+    total = tl.load(at, mask=there, other=0.0, cache_modifier=".cg")
+    for part in tl.static_range(1, _LOW_PARTS):
+        total += tl.load(at + part * stride, mask=there, other=0.0, cache_modifier=".cg")
+    return total
+
+
+@triton.jit
+def _activate(
     x,
     gate, up,
-    lows,
     up_gate, up_up,
     scale_gate, scale_up,
     rank_gate, rank_up,
+    lows,
+    ready,
     out,
-    M,
-    N,
-    K,
+    first_row, first,
+    M, N, K,
     ADAPTED: tl.constexpr,
     R_BLOCK: tl.constexpr,
     BM: tl.constexpr,
@@ -153,60 +216,102 @@ def _gate(
     PRECISION: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    first_row, first = tl.program_id(1) * BM, tl.program_id(0) * BN
+    """A block of the result."""
     rows = first_row + tl.arange(0, BM)
     columns = first + tl.arange(0, BN)
-    inner = tl.arange(0, BK)
     ranks = tl.arange(0, R_BLOCK)
     held = tl.minimum(columns, N - 1)
     there = (rows < M)[:, None]
     DTYPE: tl.constexpr = out.dtype.element_ty
-    # With adapters the kernel ahead works out their inputs and calls this one early: when it does,
-    # the kernel ahead of it, which wrote x, has ended.
-    if not ADAPTED:
-        follow(CHAINED)
+    in_gate, in_up = (ranks < rank_gate)[None, :], (ranks < rank_up)[None, :]
+    if ADAPTED:
+        at_gate = up_gate + held[:, None] * rank_gate + ranks[None, :]
+        at_up = up_up + held[:, None] * rank_up + ranks[None, :]
+        bg = tl.load(at_gate, mask=in_gate, other=0.0).to(DTYPE)
+        bu = tl.load(at_up, mask=in_up, other=0.0).to(DTYPE)
+    follow(CHAINED)
     gates = tl.zeros((BM, BN), tl.float32)
     ups = tl.zeros((BM, BN), tl.float32)
     for k in range(0, K, BK):
+        xk = _x_block(x, first_row, rows, k, M, K, BK, EVEN, BULK)
         if BULK:
-            xk = x.load([first_row, k])
             gk = gate.load([first, k])
             uk = up.load([first, k])
         else:
-            at = k + inner
+            at = k + tl.arange(0, BK)
             inside = (at < K)[None, :] | EVEN
-            xk = tl.load(x + rows[:, None] * K + at[None, :], mask=there & inside, other=0.0)
             gk = tl.load(gate + held[:, None] * K + at[None, :], mask=inside, other=0.0)
             uk = tl.load(up + held[:, None] * K + at[None, :], mask=inside, other=0.0)
         gates = tl.dot(xk, tl.trans(gk.to(DTYPE)), gates, input_precision=PRECISION)
         ups = tl.dot(xk, tl.trans(uk.to(DTYPE)), ups, input_precision=PRECISION)
-    if ADAPTED:
-        follow(CHAINED)
     call_next(CHAINED)
     if ADAPTED:
-        bg = tl.load(
-            up_gate + held[:, None] * rank_gate + ranks[None, :],
-            mask=(ranks < rank_gate)[None, :],
-            other=0.0,
-        )
-        bu = tl.load(
-            up_up + held[:, None] * rank_up + ranks[None, :],
-            mask=(ranks < rank_up)[None, :],
-            other=0.0,
-        )
-        at_low = lows + rows[:, None] * (rank_gate + rank_up) + ranks[None, :]
-        low_gate = tl.load(at_low, mask=there & (ranks < rank_gate)[None, :], other=0.0)
-        low_up = tl.load(at_low + rank_gate, mask=there & (ranks < rank_up)[None, :], other=0.0)
-        grown = tl.dot(low_gate.to(DTYPE), tl.trans(bg.to(DTYPE)), input_precision=PRECISION)
-        gates += grown * scale_gate
-        grown = tl.dot(low_up.to(DTYPE), tl.trans(bu.to(DTYPE)), input_precision=PRECISION)
-        ups += grown * scale_up
+        while tl.atomic_add(ready, 0, sem="acquire") < 2 * _LOW_PARTS:
+            pass
+        low_gate = _low_sum(lows, rows, 2 * M * R_BLOCK, M, R_BLOCK).to(DTYPE)
+        low_up = _low_sum(lows + M * R_BLOCK, rows, 2 * M * R_BLOCK, M, R_BLOCK).to(DTYPE)
+        gates += tl.dot(low_gate, tl.trans(bg), input_precision=PRECISION) * scale_gate
+        ups += tl.dot(low_up, tl.trans(bu), input_precision=PRECISION) * scale_up
     # Rounded where the modules round: after each projection and after the activation.
     gates = gates.to(DTYPE).to(tl.float32)
     active = (gates / (1.0 + tl.exp(-gates))).to(DTYPE).to(tl.float32)
     result = active * ups.to(DTYPE).to(tl.float32)
     mask = there & (columns < N)[None, :]
     tl.store(out + rows[:, None] * N + columns[None, :], result.to(DTYPE), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rank_gate", "rank_up"])
+def _gate(
+    x,
+    gate, up,
+    down_gate, down_up,
+    up_gate, up_up,
+    scale_gate, scale_up,
+    rank_gate, rank_up,
+    lows,
+    ready,
+    out,
+    M, N, K,
+    ADAPTED: tl.constexpr,
+    R_BLOCK: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    EVEN: tl.constexpr,
+    BULK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    tile, strip = tl.program_id(0), tl.program_id(1)
+    first_row = strip * BM
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    if ADAPTED:
+        # These come first, so that they run whatever room there is: the others wait for them.
+        if tile < 2 * _LOW_PARTS:
+            down, rank = down_gate, rank_gate
+            if tile % 2 == 1:
+                down, rank = down_up, rank_up
+            share = tl.cdiv(tl.cdiv(K, _LOW_PARTS), BK) * BK
+            begin = tile // 2 * share
+            follow(CHAINED)
+            _low(
+                x, down, rank, lows + tile * M * R_BLOCK, ready + strip, first_row, M, K,
+                begin, tl.minimum(begin + share, K),
+                R_BLOCK, BM, BK, EVEN, BULK, PRECISION, DTYPE,
+            )  # fmt: skip
+            call_next(CHAINED)
+        else:
+            _activate(
+                x, gate, up, up_gate, up_up, scale_gate, scale_up, rank_gate, rank_up, lows,
+                ready + strip, out, first_row, (tile - 2 * _LOW_PARTS) * BN, M, N, K,
+                ADAPTED, R_BLOCK, BM, BN, BK, EVEN, BULK, PRECISION, CHAINED,
+            )  # fmt: skip
+    else:
+        _activate(
+            x, gate, up, up_gate, up_up, scale_gate, scale_up, rank_gate, rank_up, lows,
+            ready, out, first_row, tile * BN, M, N, K,
+            ADAPTED, R_BLOCK, BM, BN, BK, EVEN, BULK, PRECISION, CHAINED,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -260,16 +365,10 @@ def _rank_block(rank: int) -> int:
     return max(16, int(triton.next_power_of_2(rank))) if rank else 1
 
 
-def project(
-    x: Tensor,
-    projections: Sequence[Projection],
-    tiles: Tiles | None = None,
-    calls_early: bool = False,
-) -> Tensor:
+def project(x: Tensor, projections: Sequence[Projection], tiles: Tiles | None = None) -> Tensor:
     """Rows `[B, K]` through one to three maps of the same input, to parts `[P, B, N0 + N1 + N2]`.
 
-    The sum over parts, in float32 and without biases, is the result. `calls_early` lets the next
-    kernel run beside this one: it must be one that waits before it reads the parts.
+    The sum over parts, in float32 and without biases, is the result.
     """
     if not 1 <= len(projections) <= 3:
         raise ValueError(f"one to three projections, not {len(projections)}")
@@ -288,7 +387,7 @@ def project(
         splits,
         triton.cdiv(rows, tiles.bm),
     )
-    _project[grid](
+    compiled = _project[grid](
         x,
         *[projection.weight for projection in three],
         *_adapters([projection.down for projection in three], x),
@@ -309,46 +408,62 @@ def project(
         FULL_ROWS=rows % tiles.bm == 0,
         FULL_RANK=all(projection.rank == _rank_block(rank) for projection in projections),
         PRECISION=_precision(x),
-        CALLS_EARLY=calls_early,
         **chained(x.device),
         num_warps=tiles.warps,
         num_stages=stages,
     )
+    divided_alike(compiled)
     return out
 
 
-def gated(x: Tensor, gate: Projection, up: Projection, tiles: Tiles | None = None) -> Tensor:
-    """Rows `[B, K]` to `silu(gate(x)) * up(x)`, `[B, N]`."""
+def strips_of(rows: int, dtype: torch.dtype) -> int:
+    """Strips of rows that `gated` works by."""
+    return int(triton.cdiv(rows, _row_block(rows, dtype)))
+
+
+def gated(
+    x: Tensor,
+    gate: Projection,
+    up: Projection,
+    ready: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """Rows `[B, K]` to `silu(gate(x)) * up(x)`, `[B, N]`.
+
+    `ready` is zeros, int32, one for each of `strips_of` the rows; the call uses them up.
+    """
     rows, inputs = x.shape
     outputs = gate.weight.shape[0]
     rank = max(gate.rank, up.rank)
-    downs = [Projection(one.down) for one in (gate, up) if one.down is not None]
-    lows = None
-    if downs:
-        blocks = Tiles(_row_block(rows, x.dtype), 16, 64, 1, 4, 4)
-        lows = project(x, downs, blocks, calls_early=True)
     tiles = tiles or gate_tiles(rows, x.dtype)
+    strips = triton.cdiv(rows, tiles.bm)
     stages = _stages(tiles, x, gate.weight, 2, 0)
     bulk = _bulk(x, gate.weight, up.weight)
-    streamed: list[Any] = [x, gate.weight, up.weight]
+    streamed: list[Any] = [_with_spare_rows(x, tiles.bm), gate.weight, up.weight]
     if bulk:
         shapes = [(tiles.bm, tiles.bk), (tiles.bn, tiles.bk), (tiles.bn, tiles.bk)]
         pairs = zip(streamed, shapes, strict=True)
         streamed = [TensorDescriptor.from_tensor(tensor, list(shape)) for tensor, shape in pairs]
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    _gate[(triton.cdiv(outputs, tiles.bn), triton.cdiv(rows, tiles.bm))](
+    count = 2 * LOW_PARTS if rank else 0
+    lows = torch.empty(count, rows, _rank_block(rank), dtype=torch.float32, device=x.device)
+    if ready is None:
+        ready = torch.zeros(strips, dtype=torch.int32, device=x.device)
+    compiled = _gate[(triton.cdiv(outputs, tiles.bn) + count, strips)](
         *streamed,
-        stand_in(lows, x),
+        *_adapters([gate.down, up.down], x),
         *_adapters([gate.up, up.up], x),
         gate.scaling,
         up.scaling,
         gate.rank,
         up.rank,
+        lows,
+        ready,
         out,
         rows,
         outputs,
         inputs,
-        ADAPTED=lows is not None,
+        ADAPTED=rank > 0,
         R_BLOCK=_rank_block(rank),
         BM=tiles.bm,
         BN=tiles.bn,
@@ -360,6 +475,7 @@ def gated(x: Tensor, gate: Projection, up: Projection, tiles: Tiles | None = Non
         num_warps=tiles.warps,
         num_stages=stages,
     )
+    divided_alike(compiled)
     return out
 
 
@@ -373,6 +489,21 @@ def _bulk(*tensors: Tensor) -> bool:
         and t.data_ptr() % 16 == 0
         for t in tensors
     )
+
+
+def rows_with_spare(rows: int, width: int, like: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Uninitialised rows `[rows, width]` with room behind them for a block of `gated`."""
+    return torch.empty(max(rows, 64), width, dtype=dtype or like.dtype, device=like.device)[:rows]
+
+
+def _with_spare_rows(x: Tensor, rows: int) -> Tensor:
+    """At least so many rows, where `x` has room behind it.
+
+    Bulk copies are slower where a block hangs over the end; no result depends on other rows.
+    """
+    room = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()
+    fits = len(x) < rows and room >= rows * x.stride(0)
+    return x.as_strided((rows, x.shape[1]), x.stride()) if fits else x
 
 
 def stand_in(tensor: Tensor | None, other: Tensor) -> Tensor:

@@ -8,6 +8,15 @@ import torch
 import triton
 
 
+def is_nvidia(device: torch.device) -> bool:
+    """Whether kernels for the device may use NVIDIA's own instructions.
+
+    >>> is_nvidia(torch.device("cpu"))
+    False
+    """
+    return device.type == "cuda" and torch.version.cuda is not None
+
+
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
     """Whether the device has what came with Hopper: chained launches and bulk copies.
@@ -15,9 +24,7 @@ def is_hopper(device: torch.device) -> bool:
     >>> is_hopper(torch.device("cpu"))
     False
     """
-    if device.type != "cuda" or torch.version.cuda is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    return is_nvidia(device) and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @functools.cache

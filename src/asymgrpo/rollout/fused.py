@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels.decode_attention import Contexts, decode_attention
-from ..kernels.decode_layer import add_norm, place
-from ..kernels.decode_projection import MOST_RANK, Projection, gated, project
+from ..kernels.decode_attention import Contexts, attend_new, decode_attention
+from ..kernels.decode_heads import NewTokens, place
+from ..kernels.decode_layer import add_norm
+from ..kernels.decode_projection import MOST_RANK, Projection, gated, project, strips_of
 from . import inspection
 from .pool import Pool
 
@@ -235,11 +236,28 @@ def _projection(module: Any, dtype: torch.dtype, copies: AdapterCopies) -> Proje
     )
 
 
-def fused_logits(
-    plan: Plan, tokens: Tensor, positions: Tensor, contexts: Contexts, slots: Tensor, pool: Pool
-) -> Tensor:
-    """Tokens, positions and slots `[B]` to logits `[B, V]`; keys and values go to the pool."""
-    normed = fused_hidden(plan, tokens, positions, contexts, slots, pool)
+def fused_logits(plan: Plan, tokens: Tensor, contexts: Contexts, pool: Pool) -> Tensor:
+    """New tokens `[B]`, the last of their contexts, to logits `[B, V]`.
+
+    Their keys and values go to the pool.
+    """
+    counters = _Counters(plan, len(tokens), pool)
+    hidden = plan.embedding(tokens)
+    parts: Tensor | None = None
+    bias: Tensor | None = None
+    for index, layer in enumerate(plan.layers):
+        normed = add_norm(hidden, parts, bias, layer.first_norm, plan.epsilon, plan.dtype)
+        attended = attend_new(
+            _new_tokens(plan, layer, normed),
+            pool.keys[index],
+            pool.values[index],
+            contexts,
+            layer.scaling,
+            layer.window,
+            counters.arrived[index],
+        )
+        parts, bias = _after_attention(plan, layer, hidden, attended, counters.ready[index])
+    normed = add_norm(hidden, parts, bias, plan.norm, plan.epsilon, plan.dtype)
     head = plan.head
     if head.weight.dtype == plan.dtype and head.down is None:
         return nn.functional.linear(normed, head.weight, head.bias)
@@ -247,37 +265,52 @@ def fused_logits(
     return logits if head.bias is None else logits + head.bias
 
 
-def fused_hidden(
+def store_prompts(
     plan: Plan, tokens: Tensor, positions: Tensor, contexts: Contexts, slots: Tensor, pool: Pool
-) -> Tensor:
-    """The same up to the last norm, `[B, N]`.
-
-    A prompt's tokens may be the rows: a layer stores the keys of all before any of them attends.
-    """
+) -> None:
+    """Takes in prompts' tokens `[B]`, which attend to each other: keys and values to the pool."""
+    counters = _Counters(plan, len(tokens), pool)
     hidden = plan.embedding(tokens)
     parts: Tensor | None = None
     bias: Tensor | None = None
     for index, layer in enumerate(plan.layers):
         normed = add_norm(hidden, parts, bias, layer.first_norm, plan.epsilon, plan.dtype)
-        query = place(
-            project(normed, layer.queries_keys_values),
-            [projection.bias for projection in layer.queries_keys_values],
-            layer.head_norms,
-            plan.epsilon,
-            plan.rotation if layer.rotates else None,
-            positions,
-            slots,
-            pool.keys[index],
-            pool.values[index],
-            plan.query_heads,
-        )
-        attended = decode_attention(
-            query, pool.keys[index], pool.values[index], contexts, layer.scaling, layer.window
-        )
-        parts = project(attended.flatten(1), [layer.output])
-        normed = add_norm(
-            hidden, parts, layer.output.bias, layer.second_norm, plan.epsilon, plan.dtype
-        )
-        parts = project(gated(normed, layer.gate, layer.up), [layer.down])
-        bias = layer.down.bias
-    return add_norm(hidden, parts, bias, plan.norm, plan.epsilon, plan.dtype)
+        keys, values = pool.keys[index], pool.values[index]
+        query = place(_new_tokens(plan, layer, normed), positions, slots, keys, values)
+        if index + 1 == len(plan.layers):
+            return
+        attended = decode_attention(query, keys, values, contexts, layer.scaling, layer.window)
+        parts, bias = _after_attention(plan, layer, hidden, attended, counters.ready[index])
+
+
+class _Counters:
+    """Zeros that a step's kernels count in, a row for each layer, by one fill."""
+
+    def __init__(self, plan: Plan, rows: int, pool: Pool) -> None:
+        heads = max(keys.shape[1] for keys in pool.keys.values())
+        # Rounded up, since kernels are compiled anew for addresses of another alignment.
+        widths = [-(-n // 32) * 32 for n in (rows * heads, strips_of(rows, plan.dtype))]
+        shape = (len(plan.layers), sum(widths))
+        counts = torch.zeros(shape, dtype=torch.int32, device=plan.norm.device)
+        self.arrived, self.ready = torch.split(counts, widths, dim=1)
+
+
+def _new_tokens(plan: Plan, layer: Layer, normed: Tensor) -> NewTokens:
+    queries, keys, values = layer.queries_keys_values
+    return NewTokens(
+        parts=project(normed, layer.queries_keys_values),
+        biases=(queries.bias, keys.bias, values.bias),
+        norms=layer.head_norms,
+        epsilon=plan.epsilon,
+        rotation=plan.rotation if layer.rotates else None,
+        query_heads=plan.query_heads,
+    )
+
+
+def _after_attention(
+    plan: Plan, layer: Layer, hidden: Tensor, attended: Tensor, ready: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """The rest of a layer: the parts and the bias that are to be added to `hidden` next."""
+    parts = project(attended.flatten(1), [layer.output])
+    normed = add_norm(hidden, parts, layer.output.bias, layer.second_norm, plan.epsilon, plan.dtype)
+    return project(gated(normed, layer.gate, layer.up, ready), [layer.down]), layer.down.bias

@@ -25,9 +25,9 @@ from .fused import (
     NotFusable,
     Plan,
     Rotations,
-    fused_hidden,
     fused_logits,
     plan_of,
+    store_prompts,
 )
 from .inspection import beyond_rounding
 from .plain import Sampled
@@ -257,7 +257,7 @@ class GraphDecoder:
             if len(tokens):
                 none = torch.zeros_like(first)
                 contexts = Contexts(none, none, first, positions + 1)
-                fused_hidden(self._plan, tokens, positions, contexts, slots, pool)
+                store_prompts(self._plan, tokens, positions, contexts, slots, pool)
         return start
 
     def _step(
@@ -316,7 +316,7 @@ class GraphDecoder:
 
     def _logits(self, rows: Rows, contexts: Contexts, pool: Pool) -> Tensor:
         if self._plan is not None:
-            return fused_logits(self._plan, rows.token, rows.position, contexts, rows.slot, pool)
+            return fused_logits(self._plan, rows.token, contexts, pool)
         pool.contexts, pool.slots = contexts, rows.slot
         with attending_to(pool):
             return self.forward(rows.token[:, None], rows.position[:, None], pool)
