@@ -51,38 +51,6 @@ def _tanh(x):
 
 
 @triton.jit
-def _block(keys, values, at, inside, wide, D: tl.constexpr):
-    """Keys and values `[BLOCK, D]` of the slots that begin at `at`."""
-    mask = inside[:, None] & (wide < D)[None, :]
-    k = tl.load(keys + at[:, None] + wide[None, :], mask=mask, other=0.0)
-    v = tl.load(values + at[:, None] + wide[None, :], mask=mask, other=0.0)
-    return k, v
-
-
-@triton.jit
-def _absorbed(
-    q, k, v,
-    inside,
-    top, mass, sums,
-    scaling, softcap,
-    SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The softmax so far, its highest score, mass and weighted sum, with one more block."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling
-    if SOFTCAP:
-        scores = _tanh(scores / softcap) * softcap
-    scores = tl.where(inside[None, :], scores, -1e30)
-    higher = tl.maximum(top, tl.max(scores, 1))
-    decay = tl.exp(top - higher)
-    weights = tl.where(inside[None, :], tl.exp(scores - higher[:, None]), 0.0)
-    mass = mass * decay + tl.sum(weights, 1)
-    sums = sums * decay[:, None]
-    sums += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-    return higher, mass, sums
-
-
-@triton.jit
 def _attend(
     query,
     bias_q, bias_k, bias_v,
@@ -128,21 +96,10 @@ def _attend(
     top = tl.full((FOLD_BLOCK,), -1e30, tl.float32)
     mass = tl.zeros((FOLD_BLOCK,), tl.float32)
     sums = tl.zeros((FOLD_BLOCK, D_BLOCK), tl.float32)
-    # The new token is the last of its own context, and in the first split's hands.
-    before = total - 1 if PARTS > 0 else total
-    share = tl.cdiv(tl.cdiv(before - hidden, BLOCK), SPLITS) * BLOCK
-    start = hidden + split * share
-    end = tl.minimum(start + share, before)
-    index = start + tl.arange(0, BLOCK)
-    slot = index + tl.where(index < prompt, first_prompt, first_own - prompt)
     if PARTS == 0:
         follow(CHAINED)
         q = tl.load(query + heads[:, None] * D + wide[None, :], mask=store, other=0.0)
-        k, v = _block(keys, values, (slot * HEADS + head) * D, index < end, wide, D)
     else:
-        # The keys and values of earlier steps are there; only the new ones come from the kernel
-        # ahead.
-        k, v = _block(keys, values, (slot * HEADS + head) * D, index < end, wide, D)
         TOTAL: tl.constexpr = (FOLD + 2) * HEADS * D
         cosine, sine = angles(cos, sin, total - 1, wide, D, ROTATE)
         follow(CHAINED)
@@ -152,6 +109,8 @@ def _attend(
             parts, head * FOLD + fold, 0, in_fold, M * TOTAL, bias_q, norm_q, cosine, sine, wide,
             D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
         )  # fmt: skip
+        # The new token is its own context's last. The first split has it.
+        total = total - 1
         if split == 0:
             k_new = head_values(
                 parts, one + head, HEADS * FOLD * D, one == 0, M * TOTAL, bias_k, norm_k, cosine,
@@ -169,16 +128,28 @@ def _attend(
                 top = _tanh(top / softcap) * softcap
             mass += 1.0
             sums += v_new.to(tl.float32)
-    top, mass, sums = _absorbed(
-        q, k, v, index < end, top, mass, sums, scaling, softcap, SOFTCAP, PRECISION
-    )
-    for begin in range(start + BLOCK, end, BLOCK):
+    share = tl.cdiv(tl.cdiv(total - hidden, BLOCK), SPLITS) * BLOCK
+    start = hidden + split * share
+    end = tl.minimum(start + share, total)
+    for begin in range(start, end, BLOCK):
         index = begin + tl.arange(0, BLOCK)
         slot = index + tl.where(index < prompt, first_prompt, first_own - prompt)
-        k, v = _block(keys, values, (slot * HEADS + head) * D, index < end, wide, D)
-        top, mass, sums = _absorbed(
-            q, k, v, index < end, top, mass, sums, scaling, softcap, SOFTCAP, PRECISION
-        )
+        inside = index < end
+        at = (slot * HEADS + head) * D
+        mask = inside[:, None] & in_d[None, :]
+        k = tl.load(keys + at[:, None] + wide[None, :], mask=mask, other=0.0)
+        v = tl.load(values + at[:, None] + wide[None, :], mask=mask, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling
+        if SOFTCAP:
+            scores = _tanh(scores / softcap) * softcap
+        scores = tl.where(inside[None, :], scores, -1e30)
+        higher = tl.maximum(top, tl.max(scores, 1))
+        decay = tl.exp(top - higher)
+        weights = tl.where(inside[None, :], tl.exp(scores - higher[:, None]), 0.0)
+        mass = mass * decay + tl.sum(weights, 1)
+        sums = sums * decay[:, None]
+        sums += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        top = higher
     call_next(CHAINED)
     to = out + heads[:, None] * D + wide[None, :]
     if SPLITS == 1:

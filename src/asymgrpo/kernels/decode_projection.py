@@ -4,8 +4,8 @@ With few rows a step is bound by reading the weights and by the number of launch
 streams its weights once, works out the adapter's `x A^T` in the same loop, and adds `B` at the end:
 no launch, no copy and no merge for an adapter. The reduction over `K` is split over programs, and
 the parts are summed by the kernel that comes next anyway. The gated activation has so many programs
-that `x A^T` in each costs up to half as much as the weights; there a few more programs do it, and
-the others wait for them before they end.
+that `x A^T` in each costs up to half as much as the weights; there two more programs do it, and the
+others wait for them before they end.
 
 Letters: `B` rows, `K` inputs, `N` outputs, `R` rank; weights are `[N, K]`.
 """
@@ -31,10 +31,6 @@ SPARE_MEMORY = 12_000
 """Bytes of a program's shared memory that are not for blocks in flight."""
 MOST_RANK = 128
 """The highest rank of an adapter that the kernels take."""
-LOW_PARTS = 4
-"""Programs that an adapter's `x A^T` is split over beside the gated activation."""
-
-_LOW_PARTS = tl.constexpr(LOW_PARTS)
 
 
 @dataclass(frozen=True)
@@ -155,8 +151,7 @@ def _low(
     first_row,
     M,
     K,
-    begin,
-    end,
+    row_ranks,
     R_BLOCK: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
@@ -165,33 +160,20 @@ def _low(
     PRECISION: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """A part of an adapter's `x A^T` for a strip of rows, and the sign that it is there."""
+    """An adapter's `x A^T` for a strip of rows, and the sign that it is there."""
     rows = first_row + tl.arange(0, BM)
     ranks = tl.arange(0, R_BLOCK)
     sums = tl.zeros((BM, R_BLOCK), tl.float32)
-    for k in range(begin, end, BK):
+    for k in range(0, K, BK):
         at = k + tl.arange(0, BK)
         xk = _x_block(x, first_row, rows, k, M, K, BK, EVEN, BULK)
         inside = (ranks < rank)[:, None] & ((at < K)[None, :] | EVEN)
         ak = tl.load(down + ranks[:, None] * K + at[None, :], mask=inside, other=0.0)
         sums = tl.dot(xk, tl.trans(ak.to(DTYPE)), sums, input_precision=PRECISION)
-    tl.store(low + rows[:, None] * R_BLOCK + ranks[None, :], sums, mask=(rows < M)[:, None])
+    to = low + rows[:, None] * row_ranks + ranks[None, :]
+    tl.store(to, sums.to(DTYPE), mask=(rows < M)[:, None] & (ranks < rank)[None, :])
     tl.debug_barrier()
     tl.atomic_add(ready, 1, sem="release")
-
-
-@triton.jit
-def _low_sum(low, rows, stride, M, R_BLOCK: tl.constexpr):
-    """The sum of the parts that `_low` left, `[BM, R]`.
-
-    Read past the first-level cache, which knows nothing of what other processors wrote.
-    """
-    at = low + rows[:, None] * R_BLOCK + tl.arange(0, R_BLOCK)[None, :]
-    there = (rows < M)[:, None]
-    total = tl.load(at, mask=there, other=0.0, cache_modifier=".cg")
-    for part in tl.static_range(1, _LOW_PARTS):
-        total += tl.load(at + part * stride, mask=there, other=0.0, cache_modifier=".cg")
-    return total
 
 
 @triton.jit
@@ -246,10 +228,13 @@ def _activate(
         ups = tl.dot(xk, tl.trans(uk.to(DTYPE)), ups, input_precision=PRECISION)
     call_next(CHAINED)
     if ADAPTED:
-        while tl.atomic_add(ready, 0, sem="acquire") < 2 * _LOW_PARTS:
+        while tl.atomic_add(ready, 0, sem="acquire") < 2:
             pass
-        low_gate = _low_sum(lows, rows, 2 * M * R_BLOCK, M, R_BLOCK).to(DTYPE)
-        low_up = _low_sum(lows + M * R_BLOCK, rows, 2 * M * R_BLOCK, M, R_BLOCK).to(DTYPE)
+        # Past the first-level cache, which knows nothing of what other processors wrote.
+        at_low = lows + rows[:, None] * (rank_gate + rank_up) + ranks[None, :]
+        low_gate = tl.load(at_low, mask=there & in_gate, other=0.0, cache_modifier=".cg")
+        at_low += rank_gate
+        low_up = tl.load(at_low, mask=there & in_up, other=0.0, cache_modifier=".cg")
         gates += tl.dot(low_gate, tl.trans(bg), input_precision=PRECISION) * scale_gate
         ups += tl.dot(low_up, tl.trans(bu), input_precision=PRECISION) * scale_up
     # Rounded where the modules round: after each projection and after the activation.
@@ -286,24 +271,21 @@ def _gate(
     first_row = strip * BM
     DTYPE: tl.constexpr = out.dtype.element_ty
     if ADAPTED:
-        # These come first, so that they run whatever room there is: the others wait for them.
-        if tile < 2 * _LOW_PARTS:
-            down, rank = down_gate, rank_gate
-            if tile % 2 == 1:
-                down, rank = down_up, rank_up
-            share = tl.cdiv(tl.cdiv(K, _LOW_PARTS), BK) * BK
-            begin = tile // 2 * share
+        # These two come first, so that they run whatever room there is: the others wait for them.
+        if tile < 2:
             follow(CHAINED)
+            down, rank, low = down_gate, rank_gate, lows
+            if tile == 1:
+                down, rank, low = down_up, rank_up, lows + rank_gate
             _low(
-                x, down, rank, lows + tile * M * R_BLOCK, ready + strip, first_row, M, K,
-                begin, tl.minimum(begin + share, K),
+                x, down, rank, low, ready + strip, first_row, M, K, rank_gate + rank_up,
                 R_BLOCK, BM, BK, EVEN, BULK, PRECISION, DTYPE,
             )  # fmt: skip
             call_next(CHAINED)
         else:
             _activate(
                 x, gate, up, up_gate, up_up, scale_gate, scale_up, rank_gate, rank_up, lows,
-                ready + strip, out, first_row, (tile - 2 * _LOW_PARTS) * BN, M, N, K,
+                ready + strip, out, first_row, (tile - 2) * BN, M, N, K,
                 ADAPTED, R_BLOCK, BM, BN, BK, EVEN, BULK, PRECISION, CHAINED,
             )  # fmt: skip
     else:
@@ -445,11 +427,10 @@ def gated(
         pairs = zip(streamed, shapes, strict=True)
         streamed = [TensorDescriptor.from_tensor(tensor, list(shape)) for tensor, shape in pairs]
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    count = 2 * LOW_PARTS if rank else 0
-    lows = torch.empty(count, rows, _rank_block(rank), dtype=torch.float32, device=x.device)
+    lows = torch.empty(rows, gate.rank + up.rank, dtype=x.dtype, device=x.device) if rank else x
     if ready is None:
         ready = torch.zeros(strips, dtype=torch.int32, device=x.device)
-    compiled = _gate[(triton.cdiv(outputs, tiles.bn) + count, strips)](
+    compiled = _gate[(triton.cdiv(outputs, tiles.bn) + (2 if rank else 0), strips)](
         *streamed,
         *_adapters([gate.down, up.down], x),
         *_adapters([gate.up, up.up], x),
