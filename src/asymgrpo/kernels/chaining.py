@@ -4,7 +4,8 @@ A step of decoding is some hundred kernels of a few microseconds, and between tw
 idles. From Hopper on a kernel may be launched before the one ahead of it has ended (programmatic
 dependent launch). It then sets itself up and waits in `follow` until all memory that the kernels
 ahead wrote is there. Every kernel of a chain must call `follow` before it reads or writes what
-another one does.
+another one of the chain does. What was there before the chain, weights, positions and contexts, it
+reads ahead of that.
 """
 
 # Kernels have no types that mypy could check.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -54,6 +56,8 @@ def divided_alike(kernel: Any) -> None:
 
     A processor divides its memory between cache and shared memory, by default as each kernel needs
     it, and must be idle to divide it anew: the kernels of a chain could not overlap.
+
+    >>> divided_alike(None)  # what Triton's interpreter returns
     """
     function = getattr(kernel, "function", None)
     if function is not None and is_hopper(torch.device("cuda", torch.cuda.current_device())):
@@ -62,9 +66,9 @@ def divided_alike(kernel: Any) -> None:
 
 @functools.cache
 def _most_shared_memory(function: int) -> None:
-    preferred_carveout, percent = 9, 100
-    code = ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(
-        ctypes.c_void_p(function), preferred_carveout, percent
-    )
-    if code != 0:
-        raise RuntimeError(f"cuFuncSetAttribute failed with {code}")
+    if sys.platform == "linux":
+        preferred_carveout, percent = 9, 100
+        # A preference, not a demand: whatever the driver answers, the kernel runs.
+        ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(
+            ctypes.c_void_p(function), preferred_carveout, percent
+        )
