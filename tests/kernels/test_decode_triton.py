@@ -100,7 +100,7 @@ def test_projections_with_adapters(rows, inputs, outputs, ranks, splits):
 
 
 @runs_here
-@pytest.mark.parametrize("ranks", [(0, 0), (4, 4), (0, 8)])
+@pytest.mark.parametrize("ranks", [(0, 0), (4, 4), (0, 8), (40, 33)])
 def test_the_gated_activation(ranks):
     from asymgrpo.kernels.decode_projection import Tiles, gated
 

@@ -206,9 +206,11 @@ def _activate(
     there = (rows < M)[:, None]
     DTYPE: tl.constexpr = out.dtype.element_ty
     in_gate, in_up = (ranks < rank_gate)[None, :], (ranks < rank_up)[None, :]
-    if ADAPTED:
-        at_gate = up_gate + held[:, None] * rank_gate + ranks[None, :]
-        at_up = up_up + held[:, None] * rank_up + ranks[None, :]
+    at_gate = up_gate + held[:, None] * rank_gate + ranks[None, :]
+    at_up = up_up + held[:, None] * rank_up + ranks[None, :]
+    # Read ahead where registers can hold them for so long.
+    AHEAD: tl.constexpr = ADAPTED and R_BLOCK <= 32
+    if AHEAD:
         bg = tl.load(at_gate, mask=in_gate, other=0.0).to(DTYPE)
         bu = tl.load(at_up, mask=in_up, other=0.0).to(DTYPE)
     follow(CHAINED)
@@ -230,6 +232,9 @@ def _activate(
     if ADAPTED:
         while tl.atomic_add(ready, 0, sem="acquire") < 2:
             pass
+        if not AHEAD:
+            bg = tl.load(at_gate, mask=in_gate, other=0.0).to(DTYPE)
+            bu = tl.load(at_up, mask=in_up, other=0.0).to(DTYPE)
         # Past the first-level cache, which knows nothing of what other processors wrote.
         at_low = lows + rows[:, None] * (rank_gate + rank_up) + ranks[None, :]
         low_gate = tl.load(at_low, mask=there & in_gate, other=0.0, cache_modifier=".cg")
