@@ -87,19 +87,16 @@ def main() -> None:
         "--shape", choices=sorted(SHAPES), default="1.5b" if torch.cuda.is_available() else "demo"
     )
     parser.add_argument("--steps", type=int, default=6, help="rollout batches")
-    parser.add_argument(
-        "--trl-steps", type=int, default=2, help="the same for TRL by generate; 0: leave it out"
-    )
+    parser.add_argument("--trl-steps", type=int, default=2, help="the same for TRL by generate")
     options = parser.parse_args()
     ours = {
         "asymgrpo, grpo": (options.steps, {"algorithm": "grpo"}),
         "asymgrpo, sa-ah-grpo": (options.steps, {"algorithm": "sa-ah-grpo"}),
     }
-    # The demo's completions change as the model learns: like is compared with like.
-    trl_steps = options.steps if options.shape == "demo" else options.trl_steps
-    others: dict[str, tuple[int, dict[str, Any]]] = {}
-    if trl_steps:
-        others["TRL, generate"] = (trl_steps, {})
+    others: dict[str, tuple[int, dict[str, Any]]] = {
+        # The demo's completions change as the model learns: like is compared with like.
+        "TRL, generate": (options.steps if options.shape == "demo" else options.trl_steps, {}),
+    }
     if options.shape == "demo":
         plain = {"algorithm": "grpo", "engine": "transformers", "scorer": "padded"}
         others["asymgrpo, transformers and padded"] = (options.steps, plain)

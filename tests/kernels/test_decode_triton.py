@@ -102,7 +102,8 @@ def test_projections_with_adapters(rows, inputs, outputs, ranks, splits):
 @runs_here
 @pytest.mark.parametrize("ranks", [(0, 0), (4, 4), (0, 8), (40, 33)])
 def test_the_gated_activation(ranks):
-    from asymgrpo.kernels.decode_projection import Tiles, gated
+    from asymgrpo.kernels.decode_gate import gated
+    from asymgrpo.kernels.decode_projection import Tiles
 
     torch.manual_seed(0)
     x = noise(19, 80, scale=0.2)
@@ -115,15 +116,15 @@ def test_the_gated_activation(ranks):
 @runs_here
 @pytest.mark.parametrize("rows", [19, 70, 130])
 def test_the_gated_activation_by_bulk_copies(rows, monkeypatch):
-    from asymgrpo.kernels import decode_projection
+    from asymgrpo.kernels import decode_gate
 
     if INTERPRETED:
-        monkeypatch.setattr(decode_projection, "_bulk", lambda *tensors: True)
+        monkeypatch.setattr(decode_gate, "_bulk", lambda *tensors: True)
     torch.manual_seed(0)
     # Not bfloat16, of which the interpreter's dot makes nonsense.
     x = noise(rows, 88, dtype=torch.float16, scale=0.2)
     gate, up = (projection(40, 88, 4, dtype=torch.float16) for _ in range(2))
-    assert decode_projection._bulk(x, gate.weight, up.weight)
+    assert decode_gate._bulk(x, gate.weight, up.weight)
     # Rounded where the kernel rounds: the adapter and its input, each map, the activation.
     gates, ups = (
         (
@@ -137,7 +138,7 @@ def test_the_gated_activation_by_bulk_copies(rows, monkeypatch):
         for one in (gate, up)
     )
     expected = (torch.nn.functional.silu(gates).half().double() * ups).half()
-    found = decode_projection.gated(x, gate, up)
+    found = decode_gate.gated(x, gate, up)
     # A float32 sum may round the other way: an ulp of each factor, and of the product.
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=2**-8)
 
@@ -233,7 +234,7 @@ def test_placing_queries_keys_and_values(kind):
     ],
 )
 def test_attention_of_new_tokens(fold, width, window, kind, splits):
-    from asymgrpo.kernels.decode_attention import Contexts, attend_new, reference_attention
+    from asymgrpo.kernels.decode_attention import Contexts, decode_attention, reference_attention
 
     torch.manual_seed(0)
     rows, heads, slots = 4, 2, 400
@@ -248,7 +249,7 @@ def test_attention_of_new_tokens(fold, width, window, kind, splits):
     expected_pool[0, last], expected_pool[1, last] = k, v
     scaling = width**-0.5
     expected = reference_attention(q.double(), *expected_pool.double(), contexts, scaling, window)
-    found = attend_new(new, *pool, contexts, scaling, window, splits=splits)
+    found = decode_attention(new, *pool, contexts, scaling, window, splits=splits)
     torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(pool, expected_pool, atol=1e-5, rtol=1e-5)
 

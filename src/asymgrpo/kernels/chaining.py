@@ -42,30 +42,24 @@ def call_next(CHAINED: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
-def chained(device: torch.device) -> dict[str, Any]:
-    """What to launch a kernel with that calls `follow`.
-
-    >>> chained(torch.device("cpu"))
-    {'CHAINED': False}
-    """
-    return {"CHAINED": True, "launch_pdl": True} if is_hopper(device) else {"CHAINED": False}
-
-
-def divided_alike(kernel: Any) -> None:
-    """Has a compiled kernel run with as much shared memory as a processor can give.
-
-    A processor divides its memory between cache and shared memory, by default as each kernel needs
-    it, and must be idle to divide it anew: the kernels of a chain could not overlap.
-
-    >>> divided_alike(None)  # what Triton's interpreter returns
-    """
-    function = getattr(kernel, "function", None)
-    if function is not None and is_hopper(torch.device("cuda", torch.cuda.current_device())):
-        _most_shared_memory(function)
+def launch(
+    kernel: Any, grid: tuple[int, ...], device: torch.device, *arguments: Any, **options: Any
+) -> None:
+    """Launches a kernel that calls `follow` and has a constant `CHAINED`."""
+    if not is_hopper(device):
+        kernel[grid](*arguments, **options, CHAINED=False)
+        return
+    compiled = kernel[grid](*arguments, **options, CHAINED=True, launch_pdl=True)
+    _prefer_shared_memory(compiled.function)
 
 
 @functools.cache
-def _most_shared_memory(function: int) -> None:
+def _prefer_shared_memory(function: int) -> None:
+    """Has a kernel run with as much shared memory as a processor can give.
+
+    A processor divides its memory between cache and shared memory, by default as each kernel needs
+    it, and must be idle to divide it anew: the kernels of a chain could not overlap.
+    """
     if sys.platform == "linux":
         preferred_carveout, percent = 9, 100
         # A preference, not a demand: whatever the driver answers, the kernel runs.

@@ -13,14 +13,13 @@ Letters: `B` rows, `S` slots of the pool, `Hq` query heads, `H` key heads, `D` h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chaining import call_next, chained, divided_alike, follow
+from .chaining import call_next, follow, launch
 from .decode_heads import NewTokens, angles, head_values
 from .decode_projection import stand_in
 
@@ -48,6 +47,42 @@ def _tanh(x):
     ratio = tl.exp2(-n) * (1.0 + m)
     value = tl.where(n == 0, -m, 1.0 - ratio) / (1.0 + ratio)
     return tl.where(x < 0, -value, value)
+
+
+@triton.jit
+def _merged(
+    partial,
+    heads,
+    wide,
+    SPLITS: tl.constexpr,
+    FOLD: tl.constexpr,
+    FOLD_BLOCK: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+):
+    """Masses and sums of all splits, always in the same order.
+
+    Read past the first-level cache, which knows nothing of what other processors wrote.
+    """
+    in_fold = tl.arange(0, FOLD_BLOCK) < FOLD
+    store = in_fold[:, None] & (wide < D)[None, :]
+    top = tl.full((FOLD_BLOCK,), -1e30, tl.float32)
+    for part in tl.static_range(SPLITS):
+        at_part = partial + (heads * SPLITS + part) * (D + 2) + D
+        part_top = tl.load(at_part, mask=in_fold, other=-1e30, cache_modifier=".cg")
+        top = tl.maximum(top, part_top)
+    mass = tl.zeros((FOLD_BLOCK,), tl.float32)
+    sums = tl.zeros((FOLD_BLOCK, D_BLOCK), tl.float32)
+    for part in tl.static_range(SPLITS):
+        at_part = partial + (heads * SPLITS + part) * (D + 2)
+        part_top = tl.load(at_part + D, mask=in_fold, other=-1e30, cache_modifier=".cg")
+        part_mass = tl.load(at_part + D + 1, mask=in_fold, other=1, cache_modifier=".cg")
+        at_sums = at_part[:, None] + wide[None, :]
+        part_sums = tl.load(at_sums, mask=store, other=0.0, cache_modifier=".cg")
+        factor = tl.exp(part_top - top)
+        mass += factor * part_mass
+        sums += factor[:, None] * part_sums
+    return mass, sums
 
 
 @triton.jit
@@ -162,24 +197,7 @@ def _attend(
         tl.debug_barrier()
         others = tl.atomic_add(arrived + row * HEADS + head, 1, sem="acq_rel")
         if others == SPLITS - 1:
-            # The last to arrive merges, always in the same order. Past the first-level cache, which
-            # knows nothing of what other processors wrote.
-            top = tl.full((FOLD_BLOCK,), -1e30, tl.float32)
-            for part in tl.static_range(SPLITS):
-                at_part = partial + (heads * SPLITS + part) * (D + 2) + D
-                part_top = tl.load(at_part, mask=in_fold, other=-1e30, cache_modifier=".cg")
-                top = tl.maximum(top, part_top)
-            mass = tl.zeros((FOLD_BLOCK,), tl.float32)
-            sums = tl.zeros((FOLD_BLOCK, D_BLOCK), tl.float32)
-            for part in tl.static_range(SPLITS):
-                at_part = partial + (heads * SPLITS + part) * (D + 2)
-                part_top = tl.load(at_part + D, mask=in_fold, other=-1e30, cache_modifier=".cg")
-                part_mass = tl.load(at_part + D + 1, mask=in_fold, other=1, cache_modifier=".cg")
-                at_sums = at_part[:, None] + wide[None, :]
-                part_sums = tl.load(at_sums, mask=store, other=0.0, cache_modifier=".cg")
-                factor = tl.exp(part_top - top)
-                mass += factor * part_mass
-                sums += factor[:, None] * part_sums
+            mass, sums = _merged(partial, heads, wide, SPLITS, FOLD, FOLD_BLOCK, D, D_BLOCK)
             tl.store(to, (sums / mass[:, None]).to(DTYPE), mask=store)
 
 
@@ -196,7 +214,7 @@ def splits_for(rows: int, heads: int, processors: int = 132) -> int:
 
 
 def decode_attention(
-    query: Tensor,
+    query: Tensor | NewTokens,
     keys: Tensor,
     values: Tensor,
     contexts: Contexts,
@@ -204,53 +222,28 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     splits: int | None = None,
-) -> Tensor:
-    """Queries `[B, Hq, D]` over the pool's keys and values `[S, H, D]` to outputs `[B, Hq, D]`."""
-    _, query_heads, width = query.shape
-    if query_heads % keys.shape[1] or keys.shape != values.shape or keys.shape[2] != width:
-        raise ValueError(f"queries {query.shape}, keys {keys.shape}, values {values.shape}")
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    arguments = (query.contiguous(), *[out] * 7)
-    options = {"PARTS": 0, "BIAS": False, "NORM": False, "ROTATE": False, "EPSILON": 0.0}
-    caps = (scaling, window, softcap)
-    _launch(arguments, options, out, keys, values, contexts, caps, splits, None)
-    return out
-
-
-def attend_new(
-    new: NewTokens,
-    keys: Tensor,
-    values: Tensor,
-    contexts: Contexts,
-    scaling: float,
-    window: int | None = None,
     arrived: Tensor | None = None,
-    splits: int | None = None,
 ) -> Tensor:
-    """The same for rows whose new token is the last of their own and not in the pool yet.
+    """Queries `[B, Hq, D]` over the pool's keys and values `[S, H, D]` to outputs `[B, Hq, D]`.
 
-    Its key and value go there. `arrived` is zeros, int32 `[B * H]`, used up by the call.
+    New tokens stand for their queries; each is the last of its row's own, and its key and value go
+    to the pool. `arrived` is zeros, int32 `[B * H]`, used up by the call.
     """
-    rows, width = new.parts.shape[1], keys.shape[2]
-    out = torch.empty(rows, new.query_heads, width, dtype=keys.dtype, device=keys.device)
-    caps = (scaling, window, None)
-    _launch(new.arguments(out), new.options(), out, keys, values, contexts, caps, splits, arrived)
-    return out
-
-
-def _launch(
-    arguments: tuple[Tensor, ...],
-    options: dict[str, Any],
-    out: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    contexts: Contexts,
-    caps: tuple[float, int | None, float | None],
-    splits: int | None,
-    arrived: Tensor | None,
-) -> None:
-    rows, query_heads, width = out.shape
+    if isinstance(query, NewTokens):
+        shape = query.parts.shape[1], query.query_heads, keys.shape[2]
+    else:
+        shape = query.shape[0], query.shape[1], query.shape[2]
+    rows, query_heads, width = shape
     heads = keys.shape[1]
+    if query_heads % heads or keys.shape != values.shape or keys.shape[2] != width:
+        raise ValueError(f"queries {shape}, keys {keys.shape}, values {values.shape}")
+    out = torch.empty(shape, dtype=keys.dtype, device=keys.device)
+    if isinstance(query, NewTokens):
+        arguments, options = query.arguments(out), query.options()
+    else:
+        # No biases (three), norms (two) or rotations (two) are read: the queries are made.
+        arguments = (query.contiguous(), *[out] * 7)
+        options = {"PARTS": 0, "BIAS": False, "NORM": False, "ROTATE": False, "EPSILON": 0.0}
     fold = query_heads // heads
     splits = splits_for(rows, heads) if splits is None else splits
     wide = triton.next_power_of_2(width)
@@ -261,8 +254,10 @@ def _launch(
         partial = torch.empty(size, dtype=torch.float32, device=out.device)
         if arrived is None:
             arrived = torch.zeros(rows * heads, dtype=torch.int32, device=out.device)
-    scaling, window, softcap = caps
-    compiled = _attend[(rows, heads, splits)](
+    launch(
+        _attend,
+        (rows, heads, splits),
+        out.device,
         *arguments,
         keys,
         values,
@@ -287,11 +282,10 @@ def _launch(
         SOFTCAP=softcap is not None,
         PRECISION="ieee" if out.dtype == torch.float32 else "tf32",
         **options,
-        **chained(out.device),
         num_warps=4,
         num_stages=3,
     )
-    divided_alike(compiled)
+    return out
 
 
 def reference_attention(

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chaining import call_next, chained, divided_alike, follow
+from .chaining import call_next, follow, launch
 from .decode_projection import stand_in
 
 
@@ -183,7 +183,10 @@ def place(new: NewTokens, positions: Tensor, slots: Tensor, keys: Tensor, values
     """
     rows, heads, width = new.parts.shape[1], keys.shape[1], keys.shape[2]
     query = torch.empty(rows, new.query_heads, width, dtype=keys.dtype, device=keys.device)
-    compiled = _place[(rows, new.query_heads + 2 * heads)](
+    launch(
+        _place,
+        (rows, new.query_heads + 2 * heads),
+        keys.device,
         *new.arguments(query),
         positions,
         slots,
@@ -196,8 +199,6 @@ def place(new: NewTokens, positions: Tensor, slots: Tensor, keys: Tensor, values
         D=width,
         D_BLOCK=triton.next_power_of_2(width),
         **new.options(),
-        **chained(keys.device),
         num_warps=1,
     )
-    divided_alike(compiled)
     return query

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chaining import call_next, chained, divided_alike, follow
-from .decode_projection import rows_with_spare, stand_in
+from .chaining import call_next, follow, launch
+from .decode_gate import rows_with_spare
+from .decode_projection import stand_in
 
 
 @triton.jit
@@ -63,7 +64,10 @@ def add_norm(
     """Adds the sum of `parts` `[P, B, N]` to `hidden` `[B, N]` in place, and returns its norm."""
     rows, width = hidden.shape
     normed = rows_with_spare(rows, width, hidden, dtype)
-    compiled = _add_norm[(rows,)](
+    launch(
+        _add_norm,
+        (rows,),
+        hidden.device,
         hidden,
         stand_in(parts, hidden),
         stand_in(bias, hidden),
@@ -75,8 +79,6 @@ def add_norm(
         PARTS=0 if parts is None else parts.shape[0],
         BIAS=bias is not None,
         EPSILON=epsilon,
-        **chained(hidden.device),
         num_warps=8,
     )
-    divided_alike(compiled)
     return normed

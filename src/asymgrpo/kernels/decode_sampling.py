@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chaining import call_next, chained, divided_alike, follow
+from .chaining import call_next, follow, launch
 from .hardware import is_nvidia
 from .sampling import LARGEST
 
@@ -191,7 +191,10 @@ def draw_plain(
     logps, entropies = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
     block = min(1024, triton.next_power_of_2(triton.cdiv(vocab, PARTS)))
     share = triton.cdiv(triton.cdiv(vocab, PARTS), block) * block
-    compiled = _parts[(rows, PARTS)](
+    launch(
+        _parts,
+        (rows, PARTS),
+        logits.device,
         logits,
         seeds,
         counts,
@@ -205,11 +208,12 @@ def draw_plain(
         UNIT=temperature == 1,
         BLOCK=block,
         NVIDIA=is_nvidia(logits.device),
-        **chained(logits.device),
         num_warps=4,
     )
-    divided_alike(compiled)
-    compiled = _chosen[(rows,)](
+    launch(
+        _chosen,
+        (rows,),
+        logits.device,
         logits,
         parts,
         tokens,
@@ -219,10 +223,8 @@ def draw_plain(
         temperature,
         N_PARTS=PARTS,
         N_FIELDS=FIELDS,
-        **chained(logits.device),
         num_warps=1,
     )
-    divided_alike(compiled)
     return tokens, logps, entropies
 
 
@@ -277,7 +279,10 @@ def advance(
     """
     count = len(rows.token)
     block = min(128, triton.next_power_of_2(count))
-    compiled = _advance[(triton.cdiv(count, block),)](
+    launch(
+        _advance,
+        (triton.cdiv(count, block),),
+        rows.token.device,
         *drawn,
         rows.token,
         rows.position,
@@ -294,7 +299,5 @@ def advance(
         results[0].shape[1],
         N_STOPS=len(stops),
         BLOCK=block,
-        **chained(rows.token.device),
         num_warps=4,
     )
-    divided_alike(compiled)

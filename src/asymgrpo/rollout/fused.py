@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels.decode_attention import Contexts, attend_new, decode_attention
+from ..kernels.decode_attention import Contexts, decode_attention
+from ..kernels.decode_gate import gated, strips_of
 from ..kernels.decode_heads import NewTokens, place
 from ..kernels.decode_layer import add_norm
-from ..kernels.decode_projection import MOST_RANK, Projection, gated, project, strips_of
+from ..kernels.decode_projection import MOST_RANK, Projection, project
 from . import inspection
 from .pool import Pool
 
@@ -241,23 +242,7 @@ def fused_logits(plan: Plan, tokens: Tensor, contexts: Contexts, pool: Pool) -> 
 
     Their keys and values go to the pool.
     """
-    counters = _Counters(plan, len(tokens), pool)
-    hidden = plan.embedding(tokens)
-    parts: Tensor | None = None
-    bias: Tensor | None = None
-    for index, layer in enumerate(plan.layers):
-        normed = add_norm(hidden, parts, bias, layer.first_norm, plan.epsilon, plan.dtype)
-        attended = attend_new(
-            _new_tokens(plan, layer, normed),
-            pool.keys[index],
-            pool.values[index],
-            contexts,
-            layer.scaling,
-            layer.window,
-            counters.arrived[index],
-        )
-        parts, bias = _after_attention(plan, layer, hidden, attended, counters.ready[index])
-    normed = add_norm(hidden, parts, bias, plan.norm, plan.epsilon, plan.dtype)
+    normed = fused_hidden(plan, tokens, contexts, pool)
     head = plan.head
     if head.weight.dtype == plan.dtype and head.down is None:
         return nn.functional.linear(normed, head.weight, head.bias)
@@ -265,10 +250,18 @@ def fused_logits(plan: Plan, tokens: Tensor, contexts: Contexts, pool: Pool) -> 
     return logits if head.bias is None else logits + head.bias
 
 
-def store_prompts(
-    plan: Plan, tokens: Tensor, positions: Tensor, contexts: Contexts, slots: Tensor, pool: Pool
-) -> None:
-    """Takes in prompts' tokens `[B]`, which attend to each other: keys and values to the pool."""
+def fused_hidden(
+    plan: Plan,
+    tokens: Tensor,
+    contexts: Contexts,
+    pool: Pool,
+    places: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The same up to the last norm, `[B, N]`.
+
+    Tokens of prompts attend to each other: with their positions and slots as `places`, a layer
+    stores the keys of all before any of them attends.
+    """
     counters = _Counters(plan, len(tokens), pool)
     hidden = plan.embedding(tokens)
     parts: Tensor | None = None
@@ -276,11 +269,23 @@ def store_prompts(
     for index, layer in enumerate(plan.layers):
         normed = add_norm(hidden, parts, bias, layer.first_norm, plan.epsilon, plan.dtype)
         keys, values = pool.keys[index], pool.values[index]
-        query = place(_new_tokens(plan, layer, normed), positions, slots, keys, values)
-        if index + 1 == len(plan.layers):
-            return
-        attended = decode_attention(query, keys, values, contexts, layer.scaling, layer.window)
-        parts, bias = _after_attention(plan, layer, hidden, attended, counters.ready[index])
+        new = _new_tokens(plan, layer, normed)
+        attended = decode_attention(
+            new if places is None else place(new, *places, keys, values),
+            keys,
+            values,
+            contexts,
+            layer.scaling,
+            layer.window,
+            arrived=counters.arrived[index],
+        )
+        parts = project(attended.flatten(1), [layer.output])
+        normed = add_norm(
+            hidden, parts, layer.output.bias, layer.second_norm, plan.epsilon, plan.dtype
+        )
+        active = gated(normed, layer.gate, layer.up, counters.ready[index])
+        parts, bias = project(active, [layer.down]), layer.down.bias
+    return add_norm(hidden, parts, bias, plan.norm, plan.epsilon, plan.dtype)
 
 
 class _Counters:
@@ -305,12 +310,3 @@ def _new_tokens(plan: Plan, layer: Layer, normed: Tensor) -> NewTokens:
         rotation=plan.rotation if layer.rotates else None,
         query_heads=plan.query_heads,
     )
-
-
-def _after_attention(
-    plan: Plan, layer: Layer, hidden: Tensor, attended: Tensor, ready: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """The rest of a layer: the parts and the bias that are to be added to `hidden` next."""
-    parts = project(attended.flatten(1), [layer.output])
-    normed = add_norm(hidden, parts, layer.output.bias, layer.second_norm, plan.epsilon, plan.dtype)
-    return project(gated(normed, layer.gate, layer.up, ready), [layer.down]), layer.down.bias

@@ -25,9 +25,9 @@ from .fused import (
     NotFusable,
     Plan,
     Rotations,
+    fused_hidden,
     fused_logits,
     plan_of,
-    store_prompts,
 )
 from .inspection import beyond_rounding
 from .plain import Sampled
@@ -257,7 +257,7 @@ class GraphDecoder:
             if len(tokens):
                 none = torch.zeros_like(first)
                 contexts = Contexts(none, none, first, positions + 1)
-                store_prompts(self._plan, tokens, positions, contexts, slots, pool)
+                fused_hidden(self._plan, tokens, contexts, pool, (positions, slots))
         return start
 
     def _step(

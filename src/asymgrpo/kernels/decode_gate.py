@@ -1,0 +1,306 @@
+"""A decoding step's gated activation, `silu(gate(x)) * up(x)`, with both low-rank adapters.
+
+It has so many programs that `x A^T` in each costs up to half as much as the weights; two more
+programs do it, and the others wait for them before they end. From Hopper on the weights come by the
+hardware's bulk copies.
+
+Letters: `B` rows, `K` inputs, `N` outputs, `R` rank; weights are `[N, K]`.
+"""
+
+# Kernels have no types that mypy could check.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .chaining import call_next, follow, launch
+from .decode_projection import (
+    Projection,
+    Tiles,
+    adapters,
+    precision,
+    rank_block,
+    row_block,
+    stages_that_fit,
+)
+from .hardware import is_hopper
+
+
+@triton.jit
+def _x_block(x, first_row, rows, k, M, K, BK: tl.constexpr, EVEN: tl.constexpr, BULK: tl.constexpr):
+    """Rows `[BM, BK]` of the input, by a bulk copy where there is one; zeros past the end."""
+    if BULK:
+        return x.load([first_row, k])
+    else:
+        at = k + tl.arange(0, BK)
+        inside = (rows < M)[:, None] & ((at < K)[None, :] | EVEN)
+        return tl.load(x + rows[:, None] * K + at[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _low(
+    x,
+    down,
+    rank,
+    low,
+    ready,
+    first_row,
+    M,
+    K,
+    row_ranks,
+    R_BLOCK: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    EVEN: tl.constexpr,
+    BULK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """An adapter's `x A^T` for a strip of rows, and the sign that it is there."""
+    rows = first_row + tl.arange(0, BM)
+    ranks = tl.arange(0, R_BLOCK)
+    sums = tl.zeros((BM, R_BLOCK), tl.float32)
+    for k in range(0, K, BK):
+        at = k + tl.arange(0, BK)
+        xk = _x_block(x, first_row, rows, k, M, K, BK, EVEN, BULK)
+        inside = (ranks < rank)[:, None] & ((at < K)[None, :] | EVEN)
+        ak = tl.load(down + ranks[:, None] * K + at[None, :], mask=inside, other=0.0)
+        sums = tl.dot(xk, tl.trans(ak.to(DTYPE)), sums, input_precision=PRECISION)
+    to = low + rows[:, None] * row_ranks + ranks[None, :]
+    tl.store(to, sums.to(DTYPE), mask=(rows < M)[:, None] & (ranks < rank)[None, :])
+    tl.debug_barrier()
+    tl.atomic_add(ready, 1, sem="release")
+
+
+@triton.jit
+def _activate(
+    x,
+    gate, up,
+    up_gate, up_up,
+    scale_gate, scale_up,
+    rank_gate, rank_up,
+    lows,
+    ready,
+    out,
+    first_row, first,
+    M, N, K,
+    ADAPTED: tl.constexpr,
+    R_BLOCK: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    EVEN: tl.constexpr,
+    BULK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    """A block of the result."""
+    rows = first_row + tl.arange(0, BM)
+    columns = first + tl.arange(0, BN)
+    ranks = tl.arange(0, R_BLOCK)
+    held = tl.minimum(columns, N - 1)
+    there = (rows < M)[:, None]
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    in_gate, in_up = (ranks < rank_gate)[None, :], (ranks < rank_up)[None, :]
+    at_gate = up_gate + held[:, None] * rank_gate + ranks[None, :]
+    at_up = up_up + held[:, None] * rank_up + ranks[None, :]
+    # Read ahead where registers can hold them for so long.
+    AHEAD: tl.constexpr = ADAPTED and R_BLOCK <= 32
+    if AHEAD:
+        bg = tl.load(at_gate, mask=in_gate, other=0.0).to(DTYPE)
+        bu = tl.load(at_up, mask=in_up, other=0.0).to(DTYPE)
+    follow(CHAINED)
+    gates = tl.zeros((BM, BN), tl.float32)
+    ups = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        xk = _x_block(x, first_row, rows, k, M, K, BK, EVEN, BULK)
+        if BULK:
+            gk = gate.load([first, k])
+            uk = up.load([first, k])
+        else:
+            at = k + tl.arange(0, BK)
+            inside = (at < K)[None, :] | EVEN
+            gk = tl.load(gate + held[:, None] * K + at[None, :], mask=inside, other=0.0)
+            uk = tl.load(up + held[:, None] * K + at[None, :], mask=inside, other=0.0)
+        gates = tl.dot(xk, tl.trans(gk.to(DTYPE)), gates, input_precision=PRECISION)
+        ups = tl.dot(xk, tl.trans(uk.to(DTYPE)), ups, input_precision=PRECISION)
+    call_next(CHAINED)
+    if ADAPTED:
+        while tl.atomic_add(ready, 0, sem="acquire") < 2:
+            pass
+        if not AHEAD:
+            bg = tl.load(at_gate, mask=in_gate, other=0.0).to(DTYPE)
+            bu = tl.load(at_up, mask=in_up, other=0.0).to(DTYPE)
+        # Past the first-level cache, which knows nothing of what other processors wrote.
+        at_low = lows + rows[:, None] * (rank_gate + rank_up) + ranks[None, :]
+        low_gate = tl.load(at_low, mask=there & in_gate, other=0.0, cache_modifier=".cg")
+        at_low += rank_gate
+        low_up = tl.load(at_low, mask=there & in_up, other=0.0, cache_modifier=".cg")
+        gates += tl.dot(low_gate, tl.trans(bg), input_precision=PRECISION) * scale_gate
+        ups += tl.dot(low_up, tl.trans(bu), input_precision=PRECISION) * scale_up
+    # Rounded where the modules round: after each projection and after the activation.
+    gates = gates.to(DTYPE).to(tl.float32)
+    active = (gates / (1.0 + tl.exp(-gates))).to(DTYPE).to(tl.float32)
+    result = active * ups.to(DTYPE).to(tl.float32)
+    mask = there & (columns < N)[None, :]
+    tl.store(out + rows[:, None] * N + columns[None, :], result.to(DTYPE), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rank_gate", "rank_up"])
+def _gate(
+    x,
+    gate, up,
+    down_gate, down_up,
+    up_gate, up_up,
+    scale_gate, scale_up,
+    rank_gate, rank_up,
+    lows,
+    ready,
+    out,
+    M, N, K,
+    ADAPTED: tl.constexpr,
+    R_BLOCK: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    EVEN: tl.constexpr,
+    BULK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    tile, strip = tl.program_id(0), tl.program_id(1)
+    first_row = strip * BM
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    if ADAPTED:
+        # These two come first, so that they run whatever room there is: the others wait for them.
+        if tile < 2:
+            follow(CHAINED)
+            down, rank, low = down_gate, rank_gate, lows
+            if tile == 1:
+                down, rank, low = down_up, rank_up, lows + rank_gate
+            _low(
+                x, down, rank, low, ready + strip, first_row, M, K, rank_gate + rank_up,
+                R_BLOCK, BM, BK, EVEN, BULK, PRECISION, DTYPE,
+            )  # fmt: skip
+            call_next(CHAINED)
+        else:
+            _activate(
+                x, gate, up, up_gate, up_up, scale_gate, scale_up, rank_gate, rank_up, lows,
+                ready + strip, out, first_row, (tile - 2) * BN, M, N, K,
+                ADAPTED, R_BLOCK, BM, BN, BK, EVEN, BULK, PRECISION, CHAINED,
+            )  # fmt: skip
+    else:
+        _activate(
+            x, gate, up, up_gate, up_up, scale_gate, scale_up, rank_gate, rank_up, lows,
+            ready, out, first_row, tile * BN, M, N, K,
+            ADAPTED, R_BLOCK, BM, BN, BK, EVEN, BULK, PRECISION, CHAINED,
+        )  # fmt: skip
+
+
+def gate_tiles(rows: int, dtype: torch.dtype) -> Tiles:
+    """Blocks for the gated activation, by what was fastest on an H200.
+
+    >>> gate_tiles(128, torch.bfloat16).stages, gate_tiles(16, torch.float32).bn
+    (3, 32)
+    """
+    bm = row_block(rows, dtype)
+    if bm < 64:
+        return Tiles(bm, 32, 64, 1, 4, 4)
+    # Three stages of 128 rows: two programs then fit a processor's shared memory, and all run.
+    return Tiles(bm, 64, 64, 1, 4, 3 if bm == 128 else 4)
+
+
+def strips_of(rows: int, dtype: torch.dtype) -> int:
+    """Strips of rows that `gated` works by."""
+    return int(triton.cdiv(rows, row_block(rows, dtype)))
+
+
+def gated(
+    x: Tensor,
+    gate: Projection,
+    up: Projection,
+    ready: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """Rows `[B, K]` to `silu(gate(x)) * up(x)`, `[B, N]`.
+
+    `ready` is zeros, int32, one for each of `strips_of` the rows; the call uses them up.
+    """
+    rows, inputs = x.shape
+    outputs = gate.weight.shape[0]
+    rank = max(gate.rank, up.rank)
+    tiles = tiles or gate_tiles(rows, x.dtype)
+    strips = triton.cdiv(rows, tiles.bm)
+    stages = stages_that_fit(tiles, x, gate.weight, 2, 0)
+    bulk = _bulk(x, gate.weight, up.weight)
+    streamed: list[Any] = [_with_spare_rows(x, tiles.bm), gate.weight, up.weight]
+    if bulk:
+        shapes = [(tiles.bm, tiles.bk), (tiles.bn, tiles.bk), (tiles.bn, tiles.bk)]
+        pairs = zip(streamed, shapes, strict=True)
+        streamed = [TensorDescriptor.from_tensor(tensor, list(shape)) for tensor, shape in pairs]
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    lows = torch.empty(rows, gate.rank + up.rank, dtype=x.dtype, device=x.device) if rank else x
+    if ready is None:
+        ready = torch.zeros(strips, dtype=torch.int32, device=x.device)
+    launch(
+        _gate,
+        (triton.cdiv(outputs, tiles.bn) + (2 if rank else 0), strips),
+        x.device,
+        *streamed,
+        *adapters([gate.down, up.down], x),
+        *adapters([gate.up, up.up], x),
+        gate.scaling,
+        up.scaling,
+        gate.rank,
+        up.rank,
+        lows,
+        ready,
+        out,
+        rows,
+        outputs,
+        inputs,
+        ADAPTED=rank > 0,
+        R_BLOCK=rank_block(rank),
+        BM=tiles.bm,
+        BN=tiles.bn,
+        BK=tiles.bk,
+        EVEN=inputs % tiles.bk == 0,
+        BULK=bulk,
+        PRECISION=precision(x),
+        num_warps=tiles.warps,
+        num_stages=stages,
+    )
+    return out
+
+
+def _bulk(*tensors: Tensor) -> bool:
+    """Whether the hardware's bulk copies (Hopper and later) can stream these matrices."""
+    return is_hopper(tensors[0].device) and all(
+        t.dtype == tensors[0].dtype
+        and t.itemsize == 2
+        and t.stride(1) == 1
+        and t.stride(0) * t.itemsize % 16 == 0
+        and t.data_ptr() % 16 == 0
+        for t in tensors
+    )
+
+
+def rows_with_spare(rows: int, width: int, like: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Uninitialised rows `[rows, width]` with room behind them for the smallest bulk copy."""
+    return torch.empty(max(rows, 64), width, dtype=dtype or like.dtype, device=like.device)[:rows]
+
+
+def _with_spare_rows(x: Tensor, rows: int) -> Tensor:
+    """At least so many rows, where `x` has room behind it.
+
+    Bulk copies are slower where a block hangs over the end; no result depends on other rows.
+    """
+    room = x.untyped_storage().nbytes() // x.itemsize - x.storage_offset()
+    fits = len(x) < rows and room >= rows * x.stride(0)
+    return x.as_strided((rows, x.shape[1]), x.stride()) if fits else x
