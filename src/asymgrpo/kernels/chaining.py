@@ -4,8 +4,8 @@ A step of decoding is some hundred kernels of a few microseconds, and between tw
 idles. From Hopper on a kernel may be launched before the one ahead of it has ended (programmatic
 dependent launch). It then sets itself up and waits in `follow` until all memory that the kernels
 ahead wrote is there. Every kernel of a chain must call `follow` before it reads or writes what
-another one of the chain does. What was there before the chain, weights, positions and contexts, it
-reads ahead of that.
+another one of the chain does. What was there before the chain, weights, positions, contexts and the
+keys of earlier tokens, it reads or asks for ahead of that.
 """
 
 # Kernels have no types that mypy could check.
@@ -35,11 +35,28 @@ def follow(CHAINED: tl.constexpr):
 def call_next(CHAINED: tl.constexpr):
     """Lets the next kernel set itself up, once all programs of this one are here.
 
-    Best when most of the work is done: programs that wait take room on their processors, and those
-    that come first would crowd where there is room.
+    At once where the next one is small. Else best when most of the work is done: programs that wait
+    take room on their processors, and those that come first would crowd where there is room.
     """
     if CHAINED:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def ask_for(pointers, CHAINED: tl.constexpr):
+    """Has lines of 128 bytes brought to the second-level cache, one for each pointer.
+
+    Many at once delay those that are needed first.
+    """
+    if CHAINED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [pointers.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 def launch(

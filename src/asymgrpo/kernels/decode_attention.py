@@ -3,7 +3,8 @@
 The pool is flat: a row's context is the slots of its group's prompt followed by those that the row
 itself has sampled. Lengths are read from device memory, so that one captured graph serves all of
 them; the query heads of a key head are the rows of one small matrix product, so that keys and
-values are read once and never repeated.
+values are read once and never repeated. The keys of earlier tokens are on their way while the new
+token's query is still being made.
 
 Letters: `B` rows, `S` slots of the pool, `Hq` query heads, `H` key heads, `D` head size.
 """
@@ -86,6 +87,14 @@ def _merged(
 
 
 @triton.jit
+def _repeated(few, ROWS: tl.constexpr):
+    """Rows `[F, W]` over and over, to `[ROWS, W]`; matrix units take no fewer than 16."""
+    F: tl.constexpr = few.shape[0]
+    W: tl.constexpr = few.shape[1]
+    return tl.reshape(tl.broadcast_to(few[None, :, :], (ROWS // F, F, W)), (ROWS, W))
+
+
+@triton.jit
 def _attend(
     query,
     bias_q, bias_k, bias_v,
@@ -99,6 +108,7 @@ def _attend(
     scaling, softcap, window,
     HEADS: tl.constexpr,
     FOLD: tl.constexpr,
+    FEW: tl.constexpr,
     FOLD_BLOCK: tl.constexpr,
     D: tl.constexpr,
     D_BLOCK: tl.constexpr,
@@ -113,7 +123,11 @@ def _attend(
     EPSILON: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """With `PARTS` the query is yet to be made, and the new token's key and value with it."""
+    """With `PARTS` the query is yet to be made, and the new token's key and value with it.
+
+    That happens in the loop's first round, behind the loads of the first keys and values; with none
+    of them there is still one round.
+    """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     DTYPE: tl.constexpr = out.dtype.element_ty
     prompt = tl.load(prompt_count + row)
@@ -137,36 +151,16 @@ def _attend(
     else:
         TOTAL: tl.constexpr = (FOLD + 2) * HEADS * D
         cosine, sine = angles(cos, sin, total - 1, wide, D, ROTATE)
-        follow(CHAINED)
         parts = query + row * TOTAL
         one = tl.zeros((1,), tl.int32)
-        q = head_values(
-            parts, head * FOLD + fold, 0, in_fold, M * TOTAL, bias_q, norm_q, cosine, sine, wide,
-            D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
-        )  # fmt: skip
+        few = tl.arange(0, FEW)
+        q = tl.zeros((FOLD_BLOCK, D_BLOCK), DTYPE)
         # The new token is its own context's last. The first split has it.
         total = total - 1
-        if split == 0:
-            k_new = head_values(
-                parts, one + head, HEADS * FOLD * D, one == 0, M * TOTAL, bias_k, norm_k, cosine,
-                sine, wide, D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
-            )  # fmt: skip
-            v_new = head_values(
-                parts, one + head, HEADS * (FOLD + 1) * D, one == 0, M * TOTAL, bias_v, norm_k,
-                cosine, sine, wide, D, PARTS, BIAS, False, False, EPSILON, DTYPE,
-            )  # fmt: skip
-            at_new = ((first_own + own - 1) * HEADS + head) * D + wide[None, :]
-            tl.store(keys + at_new, k_new, mask=in_d[None, :])
-            tl.store(values + at_new, v_new, mask=in_d[None, :])
-            top = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * scaling
-            if SOFTCAP:
-                top = _tanh(top / softcap) * softcap
-            mass += 1.0
-            sums += v_new.to(tl.float32)
     share = tl.cdiv(tl.cdiv(total - hidden, BLOCK), SPLITS) * BLOCK
     start = hidden + split * share
     end = tl.minimum(start + share, total)
-    for begin in range(start, end, BLOCK):
+    for begin in range(start, tl.maximum(end, start + 1), BLOCK):
         index = begin + tl.arange(0, BLOCK)
         slot = index + tl.where(index < prompt, first_prompt, first_own - prompt)
         inside = index < end
@@ -174,6 +168,32 @@ def _attend(
         mask = inside[:, None] & in_d[None, :]
         k = tl.load(keys + at[:, None] + wide[None, :], mask=mask, other=0.0)
         v = tl.load(values + at[:, None] + wide[None, :], mask=mask, other=0.0)
+        if PARTS > 0:  # noqa: SIM102 (known when compiling, unlike the next)
+            if begin == start:
+                follow(CHAINED)
+                q_few = head_values(
+                    parts, head * FOLD + few, 0, few < FOLD, M * TOTAL, bias_q, norm_q, cosine,
+                    sine, wide, D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
+                )  # fmt: skip
+                q = _repeated(q_few, FOLD_BLOCK)
+                if split == 0:
+                    k_new = head_values(
+                        parts, one + head, HEADS * FOLD * D, one == 0, M * TOTAL, bias_k, norm_k,
+                        cosine, sine, wide, D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
+                    )  # fmt: skip
+                    v_new = head_values(
+                        parts, one + head, HEADS * (FOLD + 1) * D, one == 0, M * TOTAL, bias_v,
+                        norm_k, cosine, sine, wide, D, PARTS, BIAS, False, False, EPSILON, DTYPE,
+                    )  # fmt: skip
+                    at_new = ((first_own + own - 1) * HEADS + head) * D + wide[None, :]
+                    tl.store(keys + at_new, k_new, mask=in_d[None, :])
+                    tl.store(values + at_new, v_new, mask=in_d[None, :])
+                    score = tl.sum(q_few.to(tl.float32) * k_new.to(tl.float32), 1) * scaling
+                    if SOFTCAP:
+                        score = _tanh(score / softcap) * softcap
+                    top = tl.reshape(_repeated(score[:, None], FOLD_BLOCK), (FOLD_BLOCK,))
+                    mass += 1.0
+                    sums += v_new.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling
         if SOFTCAP:
             scores = _tanh(scores / softcap) * softcap
@@ -204,11 +224,13 @@ def _attend(
 def splits_for(rows: int, heads: int, processors: int = 132) -> int:
     """Parts that a row's context is cut into, so that few rows still fill the device.
 
-    >>> splits_for(128, 2), splits_for(16, 2), splits_for(1, 2)
-    (1, 8, 16)
+    More than four of them take so long to merge that one program a processor is enough.
+
+    >>> splits_for(128, 2), splits_for(64, 2), splits_for(16, 2), splits_for(1, 2)
+    (1, 2, 4, 16)
     """
     parts = 1
-    while parts < 16 and 2 * parts * rows * heads <= 2 * processors:
+    while parts < 16 and 2 * parts * rows * heads <= (2 if parts < 4 else 1) * processors:
         parts *= 2
     return parts
 
@@ -274,6 +296,7 @@ def decode_attention(
         window or 1 << 30,
         HEADS=heads,
         FOLD=fold,
+        FEW=max(2, triton.next_power_of_2(fold)),
         FOLD_BLOCK=max(16, triton.next_power_of_2(fold)),
         D=width,
         D_BLOCK=wide,

@@ -1,8 +1,8 @@
 """A decoding step's gated activation, `silu(gate(x)) * up(x)`, with both low-rank adapters.
 
 It has so many programs that `x A^T` in each costs up to half as much as the weights; two more
-programs do it, and the others wait for them before they end. From Hopper on the weights come by the
-hardware's bulk copies.
+programs do it, and the others wait for them shortly before they end. From Hopper on the weights
+come by the hardware's bulk copies.
 
 Letters: `B` rows, `K` inputs, `N` outputs, `R` rank; weights are `[N, K]`.
 """
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .chaining import call_next, follow, launch
+from .chaining import ask_for, call_next, follow, launch
 from .decode_projection import (
     Projection,
     Tiles,
@@ -79,9 +79,26 @@ def _low(
 
 
 @triton.jit
+def _lows(lows, ready, rows, ranks, rank_gate, rank_up, M):
+    """Both adapters' `x A^T` of a strip of rows, once they are there.
+
+    Read past the first-level cache, which knows nothing of what other processors wrote.
+    """
+    while tl.atomic_add(ready, 0, sem="acquire") < 2:
+        pass
+    there = (rows < M)[:, None]
+    at = lows + rows[:, None] * (rank_gate + rank_up) + ranks[None, :]
+    in_gate, in_up = (ranks < rank_gate)[None, :], (ranks < rank_up)[None, :]
+    low_gate = tl.load(at, mask=there & in_gate, other=0.0, cache_modifier=".cg")
+    low_up = tl.load(at + rank_gate, mask=there & in_up, other=0.0, cache_modifier=".cg")
+    return low_gate, low_up
+
+
+@triton.jit
 def _activate(
     x,
     gate, up,
+    gate_at, up_at,
     up_gate, up_up,
     scale_gate, scale_up,
     rank_gate, rank_up,
@@ -95,6 +112,7 @@ def _activate(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    ASK_AHEAD: tl.constexpr,
     EVEN: tl.constexpr,
     BULK: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -105,20 +123,34 @@ def _activate(
     columns = first + tl.arange(0, BN)
     ranks = tl.arange(0, R_BLOCK)
     held = tl.minimum(columns, N - 1)
-    there = (rows < M)[:, None]
     DTYPE: tl.constexpr = out.dtype.element_ty
     in_gate, in_up = (ranks < rank_gate)[None, :], (ranks < rank_up)[None, :]
-    at_gate = up_gate + held[:, None] * rank_gate + ranks[None, :]
-    at_up = up_up + held[:, None] * rank_up + ranks[None, :]
-    # Read ahead where registers can hold them for so long.
+    from_gate = up_gate + held[:, None] * rank_gate + ranks[None, :]
+    from_up = up_up + held[:, None] * rank_up + ranks[None, :]
+    # Adapters are read ahead where registers can hold them for so long.
     AHEAD: tl.constexpr = ADAPTED and R_BLOCK <= 32
+    LOWS_AHEAD: tl.constexpr = ADAPTED and R_BLOCK * BM <= 2048
     if AHEAD:
-        bg = tl.load(at_gate, mask=in_gate, other=0.0).to(DTYPE)
-        bu = tl.load(at_up, mask=in_up, other=0.0).to(DTYPE)
+        bg = tl.load(from_gate, mask=in_gate, other=0.0).to(DTYPE)
+        bu = tl.load(from_up, mask=in_up, other=0.0).to(DTYPE)
+    if LOWS_AHEAD:
+        low_gate = tl.zeros((BM, R_BLOCK), DTYPE)
+        low_up = tl.zeros((BM, R_BLOCK), DTYPE)
+    SIZE: tl.constexpr = gate_at.dtype.element_ty.primitive_bitwidth // 8
+    both = tl.arange(0, 2 * BN)
+    asked = tl.where(both < BN, gate_at.to(tl.int64), up_at.to(tl.int64))
+    asked += tl.minimum(first + both % BN, N - 1).to(tl.int64) * K * SIZE
+    ask_for(asked, CHAINED)
     follow(CHAINED)
     gates = tl.zeros((BM, BN), tl.float32)
     ups = tl.zeros((BM, BN), tl.float32)
+    shortly_before_the_end = tl.maximum(tl.cdiv(K, BK) - 2, 0) * BK
     for k in range(0, K, BK):
+        if ASK_AHEAD > 0:
+            ask_for(asked + tl.minimum(k + ASK_AHEAD * BK, K - 1) * SIZE, CHAINED)
+        if LOWS_AHEAD:  # noqa: SIM102 (known when compiling, unlike the next)
+            if k == shortly_before_the_end:
+                low_gate, low_up = _lows(lows, ready, rows, ranks, rank_gate, rank_up, M)
         xk = _x_block(x, first_row, rows, k, M, K, BK, EVEN, BULK)
         if BULK:
             gk = gate.load([first, k])
@@ -126,29 +158,24 @@ def _activate(
         else:
             at = k + tl.arange(0, BK)
             inside = (at < K)[None, :] | EVEN
-            gk = tl.load(gate + held[:, None] * K + at[None, :], mask=inside, other=0.0)
-            uk = tl.load(up + held[:, None] * K + at[None, :], mask=inside, other=0.0)
+            gk = tl.load(gate_at + held[:, None] * K + at[None, :], mask=inside, other=0.0)
+            uk = tl.load(up_at + held[:, None] * K + at[None, :], mask=inside, other=0.0)
         gates = tl.dot(xk, tl.trans(gk.to(DTYPE)), gates, input_precision=PRECISION)
         ups = tl.dot(xk, tl.trans(uk.to(DTYPE)), ups, input_precision=PRECISION)
     call_next(CHAINED)
     if ADAPTED:
-        while tl.atomic_add(ready, 0, sem="acquire") < 2:
-            pass
+        if not LOWS_AHEAD:
+            low_gate, low_up = _lows(lows, ready, rows, ranks, rank_gate, rank_up, M)
         if not AHEAD:
-            bg = tl.load(at_gate, mask=in_gate, other=0.0).to(DTYPE)
-            bu = tl.load(at_up, mask=in_up, other=0.0).to(DTYPE)
-        # Past the first-level cache, which knows nothing of what other processors wrote.
-        at_low = lows + rows[:, None] * (rank_gate + rank_up) + ranks[None, :]
-        low_gate = tl.load(at_low, mask=there & in_gate, other=0.0, cache_modifier=".cg")
-        at_low += rank_gate
-        low_up = tl.load(at_low, mask=there & in_up, other=0.0, cache_modifier=".cg")
+            bg = tl.load(from_gate, mask=in_gate, other=0.0).to(DTYPE)
+            bu = tl.load(from_up, mask=in_up, other=0.0).to(DTYPE)
         gates += tl.dot(low_gate, tl.trans(bg), input_precision=PRECISION) * scale_gate
         ups += tl.dot(low_up, tl.trans(bu), input_precision=PRECISION) * scale_up
     # Rounded where the modules round: after each projection and after the activation.
     gates = gates.to(DTYPE).to(tl.float32)
     active = (gates / (1.0 + tl.exp(-gates))).to(DTYPE).to(tl.float32)
     result = active * ups.to(DTYPE).to(tl.float32)
-    mask = there & (columns < N)[None, :]
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
     tl.store(out + rows[:, None] * N + columns[None, :], result.to(DTYPE), mask=mask)
 
 
@@ -156,6 +183,7 @@ def _activate(
 def _gate(
     x,
     gate, up,
+    gate_at, up_at,
     down_gate, down_up,
     up_gate, up_up,
     scale_gate, scale_up,
@@ -169,6 +197,7 @@ def _gate(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    ASK_AHEAD: tl.constexpr,
     EVEN: tl.constexpr,
     BULK: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -191,15 +220,15 @@ def _gate(
             call_next(CHAINED)
         else:
             _activate(
-                x, gate, up, up_gate, up_up, scale_gate, scale_up, rank_gate, rank_up, lows,
-                ready + strip, out, first_row, (tile - 2) * BN, M, N, K,
-                ADAPTED, R_BLOCK, BM, BN, BK, EVEN, BULK, PRECISION, CHAINED,
+                x, gate, up, gate_at, up_at, up_gate, up_up, scale_gate, scale_up, rank_gate,
+                rank_up, lows, ready + strip, out, first_row, (tile - 2) * BN, M, N, K,
+                ADAPTED, R_BLOCK, BM, BN, BK, ASK_AHEAD, EVEN, BULK, PRECISION, CHAINED,
             )  # fmt: skip
     else:
         _activate(
-            x, gate, up, up_gate, up_up, scale_gate, scale_up, rank_gate, rank_up, lows,
-            ready, out, first_row, tile * BN, M, N, K,
-            ADAPTED, R_BLOCK, BM, BN, BK, EVEN, BULK, PRECISION, CHAINED,
+            x, gate, up, gate_at, up_at, up_gate, up_up, scale_gate, scale_up, rank_gate,
+            rank_up, lows, ready, out, first_row, tile * BN, M, N, K,
+            ADAPTED, R_BLOCK, BM, BN, BK, ASK_AHEAD, EVEN, BULK, PRECISION, CHAINED,
         )  # fmt: skip
 
 
@@ -253,6 +282,8 @@ def gated(
         (triton.cdiv(outputs, tiles.bn) + (2 if rank else 0), strips),
         x.device,
         *streamed,
+        gate.weight,
+        up.weight,
         *adapters([gate.down, up.down], x),
         *adapters([gate.up, up.up], x),
         gate.scaling,
@@ -270,6 +301,8 @@ def gated(
         BM=tiles.bm,
         BN=tiles.bn,
         BK=tiles.bk,
+        # With 128 rows the shared memory holds too few blocks to hide the way from memory.
+        ASK_AHEAD=stages if tiles.bm == 128 else 0,
         EVEN=inputs % tiles.bk == 0,
         BULK=bulk,
         PRECISION=precision(x),

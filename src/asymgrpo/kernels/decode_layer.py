@@ -63,6 +63,7 @@ def add_norm(
 ) -> Tensor:
     """Adds the sum of `parts` `[P, B, N]` to `hidden` `[B, N]` in place, and returns its norm."""
     rows, width = hidden.shape
+    block = triton.next_power_of_2(width)
     normed = rows_with_spare(rows, width, hidden, dtype)
     launch(
         _add_norm,
@@ -75,10 +76,10 @@ def add_norm(
         normed,
         rows,
         N=width,
-        N_BLOCK=triton.next_power_of_2(width),
+        N_BLOCK=block,
         PARTS=0 if parts is None else parts.shape[0],
         BIAS=bias is not None,
         EPSILON=epsilon,
-        num_warps=8,
+        num_warps=max(1, min(16, block // 128)),
     )
     return normed

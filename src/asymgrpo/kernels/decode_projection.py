@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chaining import call_next, follow, launch
+from .chaining import ask_for, call_next, follow, launch
 from .hardware import shared_memory
 
 SPARE_MEMORY = 12_000
@@ -96,6 +96,11 @@ def _project(
         tile_up = tl.load(
             up + held[:, None] * rank + ranks[None, :], mask=(ranks < rank)[None, :], other=0.0
         )
+    # The first two blocks of the weights.
+    asked = tl.arange(0, 2 * BN)
+    asked_row = tl.minimum(tile * BN + asked // 2, n - 1)
+    ask_for(w + asked_row * K + tl.minimum(begin + asked % 2 * BK, K - 1), CHAINED)
+    call_next(CHAINED)
     follow(CHAINED)
     sums = tl.zeros((BM, BN), tl.float32)
     low = tl.zeros((BM, R_BLOCK), tl.float32)
@@ -117,7 +122,6 @@ def _project(
                 inside_down = (ranks < rank)[:, None] & (at < end)[None, :]
                 ak = tl.load(where_down, mask=inside_down, other=0.0)
             low = tl.dot(xk, tl.trans(ak.to(xk.dtype)), low, input_precision=PRECISION)
-    call_next(CHAINED)
     if R_BLOCK > 1:
         narrow = low.to(x.dtype.element_ty)
         grown = tl.trans(tile_up.to(x.dtype.element_ty))
@@ -150,7 +154,9 @@ def tiles_for(
     bn, bk = (128 if rows > 128 else 64), 64
     tiles = -(-outputs // bn) * -(-rows // bm)
     splits = max(1, min(2 * processors // tiles, inputs // (6 * bk)))
-    return Tiles(bm, bn, bk, splits, 8 if rows > 128 else 4, 4 if bm == 128 else 5)
+    # Two programs of 128 rows fit a processor's shared memory with four stages.
+    stages = 4 if bm == 128 and tiles * splits > processors else 5
+    return Tiles(bm, bn, bk, splits, 8 if rows > 128 else 4, stages)
 
 
 def row_block(rows: int, dtype: torch.dtype) -> int:
