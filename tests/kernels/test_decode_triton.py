@@ -305,7 +305,7 @@ def test_rows_advance_and_end():
     assert rows.token.tolist() == [7, 1, 1, 1]
     assert rows.position.tolist() == [11, 20, 30, 40]
     assert rows.slot.tolist() == [101, 200, 300, 400]
-    assert rows.own_count.tolist() == [4, 3, 5, 3]
+    assert rows.own_count.tolist() == [4, 1, 1, 1]
     assert results[0].tolist() == [[0, 0, 9, 0, 0], [0, 0, 0, 0, 8], [0] * 5, [0, 0, 7, 0, 0]]
     assert results[1][3, 2].item() == drawn[1][0].item()
     assert results[2][1, 4].item() == drawn[2][2].item()

@@ -261,10 +261,11 @@ def _advance(
     tl.store(finished + row, stopped.to(tl.int64), mask=living)
     tl.store(alive + row, going.to(tl.int64), mask=inside)
     tl.store(token + row, drawn, mask=going)
-    # A row that has ended stays where it is: it goes on writing the same slot, read by nobody else.
+    # A row that has ended stays where it is, and attends to no more than its prompt: whatever it
+    # goes on writing to its own slots is read by nobody else.
     tl.store(position + row, tl.load(position + row, mask=going, other=0) + 1, mask=going)
     tl.store(slot + row, tl.load(slot + row, mask=going, other=0) + 1, mask=going)
-    tl.store(own_count + row, tl.load(own_count + row, mask=going, other=0) + 1, mask=going)
+    tl.store(own_count + row, tl.load(own_count + row, mask=going, other=0) + 1, mask=inside)
 
 
 def advance(

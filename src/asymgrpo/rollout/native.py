@@ -185,19 +185,22 @@ def filters_of(sampling: Sampling) -> Filters:
 
 def _collect(wave: Sequence[Group], sampled: Sampled, rollouts: list[Rollout | None]) -> None:
     """The wave's tensors as records, each at its place in the request."""
+    width = sampled.tokens.shape[1]
+    drawn = torch.arange(width, device=sampled.lengths.device) < sampled.lengths[:, None]
     tokens, logps, entropies = (
-        values.tolist() for values in (sampled.tokens, sampled.logps, sampled.entropies)
+        values[drawn].tolist() for values in (sampled.tokens, sampled.logps, sampled.entropies)
     )
-    lengths, finished = sampled.lengths.tolist(), sampled.finished.tolist()
-    place = 0
+    ends, finished = sampled.lengths.cumsum(0).tolist(), sampled.finished.tolist()
+    start = place = 0
     for group in wave:
         for row in group.rows:
-            end = lengths[place]
+            own = slice(start, ends[place])
             rollouts[row.index] = Rollout(
                 prompt_ids=group.prompt,
-                token_ids=tuple(tokens[place][:end]),
-                logps=tuple(logps[place][:end]),
-                entropies=tuple(entropies[place][:end]),
+                token_ids=tuple(tokens[own]),
+                logps=tuple(logps[own]),
+                entropies=tuple(entropies[own]),
                 finished=finished[place],
             )
+            start = ends[place]
             place += 1
