@@ -3,10 +3,10 @@
     python benchmarks/step.py [--shape 1.5b|demo] [--steps 5] [--trl-steps 2]
 
 `subjects.py` says what the shapes are. Every trainer gets the same prompts, reward and settings;
-TRL's defaults stay as they are. vLLM takes part where it is importable. Our two algorithms take
-turns, since a machine is not equally fast all the time. Steps that share a rollout batch count as
-one, divided by their number; the first half of a turn, in which things are compiled, is left out of
-the medians; ratios come last.
+TRL's defaults stay as they are. vLLM takes part where it is importable. Our two algorithms, and in
+the demo all trainers, take turns, since a machine is not equally fast all the time. Steps that
+share a rollout batch count as one, divided by their number; the first half of a turn, in which
+things are compiled, is left out of the medians; ratios come last.
 """
 
 from __future__ import annotations
@@ -104,10 +104,13 @@ def main() -> None:
         others["TRL, vLLM"] = (options.steps, {"use_vllm": True, "vllm_mode": "colocate"})
     else:
         print("vllm is not importable here, so TRL with vLLM takes no part")
+    turns = [*ours.items(), *ours.items(), *others.items()]
+    if options.shape == "demo":
+        turns = 2 * [*ours.items(), *others.items()]
     late: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         what = subject(options.shape, Path(folder))
-        for kind, (batches, chosen) in [*ours.items(), *ours.items(), *others.items()]:
+        for kind, (batches, chosen) in turns:
             print(kind, flush=True)
             seconds = run(kind, what, batches, chosen)
             late.setdefault(kind, []).extend(seconds[len(seconds) // 2 :])
