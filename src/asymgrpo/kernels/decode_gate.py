@@ -118,7 +118,10 @@ def _activate(
     PRECISION: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """A block of the result."""
+    """A block of the result.
+
+    `gate` and `up` describe the weights to bulk copies, `gate_at` and `up_at` are where they lie.
+    """
     rows = first_row + tl.arange(0, BM)
     columns = first + tl.arange(0, BN)
     ranks = tl.arange(0, R_BLOCK)
