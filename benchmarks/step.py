@@ -1,6 +1,6 @@
 """A whole training step, rollouts included: our trainer beside TRL's, each as a user runs it.
 
-    python benchmarks/step.py [--shape 1.5b|demo] [--steps 5] [--trl-steps 2]
+    python benchmarks/step.py [--shape 1.5b|demo] [--steps 6] [--trl-steps 2]
 
 `subjects.py` says what the shapes are. Every trainer gets the same prompts, reward and settings;
 TRL's defaults stay as they are. vLLM takes part where it is importable. Our two algorithms, and in

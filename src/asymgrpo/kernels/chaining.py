@@ -44,7 +44,7 @@ def call_next(CHAINED: tl.constexpr):
 
 @triton.jit
 def ask_for(pointers, CHAINED: tl.constexpr):
-    """Has lines of 128 bytes brought to the second-level cache, one for each pointer.
+    """Has lines of 128 bytes brought to the second-level cache, one for each pointer or address.
 
     Many at once delay those that are needed first.
     """

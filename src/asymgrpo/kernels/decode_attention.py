@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .chaining import call_next, follow, launch
 from .decode_heads import NewTokens, angles, head_values
-from .decode_projection import stand_in
+from .decode_projection import precision, stand_in
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,37 @@ def _merged(
         mass += factor * part_mass
         sums += factor[:, None] * part_sums
     return mass, sums
+
+
+@triton.jit
+def _key_and_value(
+    parts,
+    head, stride,
+    bias_k, bias_v,
+    norm_k,
+    cosine, sine,
+    wide,
+    HEADS: tl.constexpr,
+    FOLD: tl.constexpr,
+    D: tl.constexpr,
+    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    ROTATE: tl.constexpr,
+    EPSILON: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
+    """The new token's key and value of a key head, `[1, D]` each."""
+    one = tl.zeros((1,), tl.int32)
+    key = head_values(
+        parts, one + head, HEADS * FOLD * D, one == 0, stride, bias_k, norm_k, cosine, sine, wide,
+        D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
+    )  # fmt: skip
+    value = head_values(
+        parts, one + head, HEADS * (FOLD + 1) * D, one == 0, stride, bias_v, norm_k, cosine, sine,
+        wide, D, PARTS, BIAS, False, False, EPSILON, DTYPE,
+    )  # fmt: skip
+    return key, value
 
 
 @triton.jit
@@ -152,7 +183,6 @@ def _attend(
         TOTAL: tl.constexpr = (FOLD + 2) * HEADS * D
         cosine, sine = angles(cos, sin, total - 1, wide, D, ROTATE)
         parts = query + row * TOTAL
-        one = tl.zeros((1,), tl.int32)
         few = tl.arange(0, FEW)
         q = tl.zeros((FOLD_BLOCK, D_BLOCK), DTYPE)
         # The new token is its own context's last. The first split has it.
@@ -177,13 +207,9 @@ def _attend(
                 )  # fmt: skip
                 q = _repeated(q_few, FOLD_BLOCK)
                 if split == 0:
-                    k_new = head_values(
-                        parts, one + head, HEADS * FOLD * D, one == 0, M * TOTAL, bias_k, norm_k,
-                        cosine, sine, wide, D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
-                    )  # fmt: skip
-                    v_new = head_values(
-                        parts, one + head, HEADS * (FOLD + 1) * D, one == 0, M * TOTAL, bias_v,
-                        norm_k, cosine, sine, wide, D, PARTS, BIAS, False, False, EPSILON, DTYPE,
+                    k_new, v_new = _key_and_value(
+                        parts, head, M * TOTAL, bias_k, bias_v, norm_k, cosine, sine, wide,
+                        HEADS, FOLD, D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
                     )  # fmt: skip
                     at_new = ((first_own + own - 1) * HEADS + head) * D + wide[None, :]
                     tl.store(keys + at_new, k_new, mask=in_d[None, :])
@@ -267,6 +293,7 @@ def decode_attention(
         arguments = (query.contiguous(), *[out] * 7)
         options = {"PARTS": 0, "BIAS": False, "NORM": False, "ROTATE": False, "EPSILON": 0.0}
     fold = query_heads // heads
+    few = max(2, triton.next_power_of_2(fold))
     splits = splits_for(rows, heads) if splits is None else splits
     wide = triton.next_power_of_2(width)
     # Without parts there is nothing to merge, and any tensor stands in for them.
@@ -296,14 +323,14 @@ def decode_attention(
         window or 1 << 30,
         HEADS=heads,
         FOLD=fold,
-        FEW=max(2, triton.next_power_of_2(fold)),
-        FOLD_BLOCK=max(16, triton.next_power_of_2(fold)),
+        FEW=few,
+        FOLD_BLOCK=max(16, few),
         D=width,
         D_BLOCK=wide,
         BLOCK=64 if wide <= 128 else 32,
         SPLITS=splits,
         SOFTCAP=softcap is not None,
-        PRECISION="ieee" if out.dtype == torch.float32 else "tf32",
+        PRECISION=precision(out),
         **options,
         num_warps=4,
         num_stages=3,

@@ -221,18 +221,13 @@ def _gate(
                 R_BLOCK, BM, BK, EVEN, BULK, PRECISION, DTYPE,
             )  # fmt: skip
             call_next(CHAINED)
-        else:
-            _activate(
-                x, gate, up, gate_at, up_at, up_gate, up_up, scale_gate, scale_up, rank_gate,
-                rank_up, lows, ready + strip, out, first_row, (tile - 2) * BN, M, N, K,
-                ADAPTED, R_BLOCK, BM, BN, BK, ASK_AHEAD, EVEN, BULK, PRECISION, CHAINED,
-            )  # fmt: skip
-    else:
-        _activate(
-            x, gate, up, gate_at, up_at, up_gate, up_up, scale_gate, scale_up, rank_gate,
-            rank_up, lows, ready, out, first_row, tile * BN, M, N, K,
-            ADAPTED, R_BLOCK, BM, BN, BK, ASK_AHEAD, EVEN, BULK, PRECISION, CHAINED,
-        )  # fmt: skip
+            return
+        tile -= 2
+    _activate(
+        x, gate, up, gate_at, up_at, up_gate, up_up, scale_gate, scale_up, rank_gate, rank_up,
+        lows, ready + strip, out, first_row, tile * BN, M, N, K,
+        ADAPTED, R_BLOCK, BM, BN, BK, ASK_AHEAD, EVEN, BULK, PRECISION, CHAINED,
+    )  # fmt: skip
 
 
 def gate_tiles(rows: int, dtype: torch.dtype) -> Tiles:
