@@ -4,9 +4,10 @@ The pool is flat: a row's context is the slots of its group's prompt followed by
 itself has sampled. Lengths are read from device memory, so that one captured graph serves all of
 them; the query heads of a key head are the rows of one small matrix product, so that keys and
 values are read once and never repeated. The keys of earlier tokens are on their way while the new
-token's query is still being made.
+token's query is still being made. Each group of threads takes keys of its own, a lane, with a
+softmax of its own; they meet once, at the end.
 
-Letters: `B` rows, `S` slots of the pool, `Hq` query heads, `H` key heads, `D` head size.
+Letters: `B` rows, `S` slots of the pool, `Hq` query heads, `H` key heads, `D` head size, `L` lanes.
 """
 
 # Kernels have no types that mypy could check.
@@ -87,42 +88,27 @@ def _merged(
 
 
 @triton.jit
-def _key_and_value(
-    parts,
-    head, stride,
-    bias_k, bias_v,
-    norm_k,
-    cosine, sine,
-    wide,
-    HEADS: tl.constexpr,
-    FOLD: tl.constexpr,
-    D: tl.constexpr,
-    PARTS: tl.constexpr,
-    BIAS: tl.constexpr,
-    NORM: tl.constexpr,
-    ROTATE: tl.constexpr,
-    EPSILON: tl.constexpr,
-    DTYPE: tl.constexpr,
-):  # fmt: skip
-    """The new token's key and value of a key head, `[1, D]` each."""
-    one = tl.zeros((1,), tl.int32)
-    key = head_values(
-        parts, one + head, HEADS * FOLD * D, one == 0, stride, bias_k, norm_k, cosine, sine, wide,
-        D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
-    )  # fmt: skip
-    value = head_values(
-        parts, one + head, HEADS * (FOLD + 1) * D, one == 0, stride, bias_v, norm_k, cosine, sine,
-        wide, D, PARTS, BIAS, False, False, EPSILON, DTYPE,
-    )  # fmt: skip
-    return key, value
-
-
-@triton.jit
 def _repeated(few, ROWS: tl.constexpr):
     """Rows `[F, W]` over and over, to `[ROWS, W]`; matrix units take no fewer than 16."""
     F: tl.constexpr = few.shape[0]
     W: tl.constexpr = few.shape[1]
     return tl.reshape(tl.broadcast_to(few[None, :, :], (ROWS // F, F, W)), (ROWS, W))
+
+
+@triton.jit
+def _over_lanes(many, LANES: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
+    """The sum over lanes `[L, R, W]`, each place's lanes brought to one thread first.
+
+    A plain sum would leave the whole result with every lane.
+    """
+    tl.static_assert(LANES == 1 or LANES == 4)
+    if LANES == 1:
+        return tl.reshape(many, (ROWS, WIDE))
+    else:
+        pairs = tl.reshape(tl.permute(many, (1, 2, 0)), (ROWS, WIDE, 2, 2))
+        first, second = tl.split(pairs)
+        third, fourth = tl.split(first + second)
+        return third + fourth
 
 
 @triton.jit
@@ -144,6 +130,7 @@ def _attend(
     D: tl.constexpr,
     D_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
     SPLITS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -173,90 +160,126 @@ def _attend(
     in_fold = fold < FOLD
     heads = (row * HEADS + head) * FOLD + fold
     store = in_fold[:, None] & in_d[None, :]
-    top = tl.full((FOLD_BLOCK,), -1e30, tl.float32)
-    mass = tl.zeros((FOLD_BLOCK,), tl.float32)
-    sums = tl.zeros((FOLD_BLOCK, D_BLOCK), tl.float32)
+    lane = tl.arange(0, LANES)
+    within = tl.arange(0, BLOCK // LANES)
+    tops = tl.full((LANES, FOLD_BLOCK), -1e30, tl.float32)
+    masses = tl.zeros((LANES, FOLD_BLOCK), tl.float32)
+    sums = tl.zeros((LANES, FOLD_BLOCK, D_BLOCK), tl.float32)
     if PARTS == 0:
         follow(CHAINED)
-        q = tl.load(query + heads[:, None] * D + wide[None, :], mask=store, other=0.0)
+        made = tl.load(query + heads[:, None] * D + wide[None, :], mask=store, other=0.0)
+        q = tl.broadcast_to(made[None, :, :], (LANES, FOLD_BLOCK, D_BLOCK))
     else:
         TOTAL: tl.constexpr = (FOLD + 2) * HEADS * D
         cosine, sine = angles(cos, sin, total - 1, wide, D, ROTATE)
         parts = query + row * TOTAL
         few = tl.arange(0, FEW)
-        q = tl.zeros((FOLD_BLOCK, D_BLOCK), DTYPE)
+        q = tl.zeros((LANES, FOLD_BLOCK, D_BLOCK), DTYPE)
+        v_new = tl.zeros((FEW, D_BLOCK), DTYPE)
+        score = tl.full((FEW,), -1e30, tl.float32)
         # The new token is its own context's last. The first split has it.
         total = total - 1
     share = tl.cdiv(tl.cdiv(total - hidden, BLOCK), SPLITS) * BLOCK
     start = hidden + split * share
     end = tl.minimum(start + share, total)
     for begin in range(start, tl.maximum(end, start + 1), BLOCK):
-        index = begin + tl.arange(0, BLOCK)
+        index = begin + lane[:, None] * (BLOCK // LANES) + within[None, :]
         slot = index + tl.where(index < prompt, first_prompt, first_own - prompt)
         inside = index < end
-        at = (slot * HEADS + head) * D
-        mask = inside[:, None] & in_d[None, :]
-        k = tl.load(keys + at[:, None] + wide[None, :], mask=mask, other=0.0)
-        v = tl.load(values + at[:, None] + wide[None, :], mask=mask, other=0.0)
+        at = ((slot * HEADS + head) * D)[:, :, None] + wide[None, None, :]
+        mask = inside[:, :, None] & in_d[None, None, :]
+        k = tl.load(keys + at, mask=mask, other=0.0)
+        v = tl.load(values + at, mask=mask, other=0.0)
         if PARTS > 0:  # noqa: SIM102 (known when compiling, unlike the next)
             if begin == start:
                 follow(CHAINED)
-                q_few = head_values(
+                # The key and the value in every row, so that they meet queries without moving.
+                made = head_values(
                     parts, head * FOLD + few, 0, few < FOLD, M * TOTAL, bias_q, norm_q, cosine,
                     sine, wide, D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
                 )  # fmt: skip
-                q = _repeated(q_few, FOLD_BLOCK)
+                k_new = head_values(
+                    parts, few * 0 + head, HEADS * FOLD * D, few < FEW, M * TOTAL, bias_k, norm_k,
+                    cosine, sine, wide, D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
+                )  # fmt: skip
+                v_new = head_values(
+                    parts, few * 0 + head, HEADS * (FOLD + 1) * D, few < FEW, M * TOTAL, bias_v,
+                    norm_k, cosine, sine, wide, D, PARTS, BIAS, False, False, EPSILON, DTYPE,
+                )  # fmt: skip
+                many = _repeated(made, FOLD_BLOCK)[None, :, :]
+                many = tl.broadcast_to(many, (LANES, FOLD_BLOCK, D_BLOCK)).to(tl.float32)
+                # Added to the sums, which are zeros, it comes to lie as the products want it; else
+                # every round would move it.
+                q = (sums + many).to(DTYPE)
+                score = tl.sum(made.to(tl.float32) * k_new.to(tl.float32), 1) * scaling
+                if SOFTCAP:
+                    score = _tanh(score / softcap) * softcap
                 if split == 0:
-                    k_new, v_new = _key_and_value(
-                        parts, head, M * TOTAL, bias_k, bias_v, norm_k, cosine, sine, wide,
-                        HEADS, FOLD, D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
-                    )  # fmt: skip
-                    at_new = ((first_own + own - 1) * HEADS + head) * D + wide[None, :]
-                    tl.store(keys + at_new, k_new, mask=in_d[None, :])
-                    tl.store(values + at_new, v_new, mask=in_d[None, :])
-                    score = tl.sum(q_few.to(tl.float32) * k_new.to(tl.float32), 1) * scaling
-                    if SOFTCAP:
-                        score = _tanh(score / softcap) * softcap
-                    top = tl.reshape(_repeated(score[:, None], FOLD_BLOCK), (FOLD_BLOCK,))
-                    mass += 1.0
-                    sums += v_new.to(tl.float32)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scaling
+                    slot_new = few[:, None] * 0 + (first_own + own - 1)
+                    at_new = (slot_new * HEADS + head) * D + wide[None, :]
+                    once = (few == 0)[:, None] & in_d[None, :]
+                    tl.store(keys + at_new, k_new, mask=once)
+                    tl.store(values + at_new, v_new, mask=once)
+        scores = tl.dot(q, tl.permute(k, (0, 2, 1)), input_precision=PRECISION) * scaling
         if SOFTCAP:
             scores = _tanh(scores / softcap) * softcap
-        scores = tl.where(inside[None, :], scores, -1e30)
-        higher = tl.maximum(top, tl.max(scores, 1))
-        decay = tl.exp(top - higher)
-        weights = tl.where(inside[None, :], tl.exp(scores - higher[:, None]), 0.0)
-        mass = mass * decay + tl.sum(weights, 1)
-        sums = sums * decay[:, None]
-        sums += tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        top = higher
+        scores = tl.where(inside[:, None, :], scores, -1e30)
+        higher = tl.maximum(tops, tl.max(scores, 2))
+        decay = tl.exp(tops - higher)
+        weights = tl.where(inside[:, None, :], tl.exp(scores - higher[:, :, None]), 0.0)
+        masses = masses * decay + tl.sum(weights, 2)
+        sums = sums * decay[:, :, None]
+        sums = tl.dot(weights.to(v.dtype), v, sums, input_precision=PRECISION)
+        tops = higher
     call_next(CHAINED)
+    top = tl.max(tops, 0)
+    if PARTS > 0:
+        newest = tl.reshape(_repeated(score[:, None], FOLD_BLOCK), (FOLD_BLOCK,))
+        newest = tl.where(split == 0, newest, -1e30)
+        top = tl.maximum(top, newest)
+    factors = tl.exp(tops - top[None, :])
+    mass = tl.sum(factors * masses, 0)
+    merged = _over_lanes(factors[:, :, None] * sums, LANES, FOLD_BLOCK, D_BLOCK)
+    if PARTS > 0:
+        weight = tl.where(split == 0, tl.exp(newest - top), 0.0)
+        mass += weight
+        merged += weight[:, None] * _repeated(v_new, FOLD_BLOCK).to(tl.float32)
     to = out + heads[:, None] * D + wide[None, :]
     if SPLITS == 1:
-        tl.store(to, (sums / mass[:, None]).to(DTYPE), mask=store)
+        tl.store(to, (merged / mass[:, None]).to(DTYPE), mask=store)
     else:
         at_split = (heads * SPLITS + split) * (D + 2)
-        tl.store(partial + at_split[:, None] + wide[None, :], sums, mask=store)
+        tl.store(partial + at_split[:, None] + wide[None, :], merged, mask=store)
         tl.store(partial + at_split + D, top, mask=in_fold)
         tl.store(partial + at_split + D + 1, mass, mask=in_fold)
         tl.debug_barrier()
         others = tl.atomic_add(arrived + row * HEADS + head, 1, sem="acq_rel")
         if others == SPLITS - 1:
-            mass, sums = _merged(partial, heads, wide, SPLITS, FOLD, FOLD_BLOCK, D, D_BLOCK)
-            tl.store(to, (sums / mass[:, None]).to(DTYPE), mask=store)
+            mass, merged = _merged(partial, heads, wide, SPLITS, FOLD, FOLD_BLOCK, D, D_BLOCK)
+            tl.store(to, (merged / mass[:, None]).to(DTYPE), mask=store)
 
 
-def splits_for(rows: int, heads: int, processors: int = 132) -> int:
+PROCESSORS = 132
+"""Of an H200."""
+
+
+def lanes_for(width: int, dtype: torch.dtype) -> int:
+    """Lanes for heads of that many values; registers hold four of half precision and usual width.
+
+    >>> lanes_for(128, torch.bfloat16), lanes_for(128, torch.float32)
+    (4, 1)
+    """
+    return 4 if width <= 128 and dtype.itemsize == 2 else 1
+
+
+def splits_for(rows: int, heads: int, processors: int = PROCESSORS) -> int:
     """Parts that a row's context is cut into, so that few rows still fill the device.
 
-    More than four of them take so long to merge that one program a processor is enough.
-
     >>> splits_for(128, 2), splits_for(64, 2), splits_for(16, 2), splits_for(1, 2)
-    (1, 2, 4, 16)
+    (1, 1, 4, 16)
     """
     parts = 1
-    while parts < 16 and 2 * parts * rows * heads <= (2 if parts < 4 else 1) * processors:
+    while parts < 16 and 2 * parts * rows * heads <= processors:
         parts *= 2
     return parts
 
@@ -328,12 +351,14 @@ def decode_attention(
         D=width,
         D_BLOCK=wide,
         BLOCK=64 if wide <= 128 else 32,
+        LANES=lanes_for(wide, out.dtype),
         SPLITS=splits,
         SOFTCAP=softcap is not None,
         PRECISION=precision(out),
         **options,
         num_warps=4,
-        num_stages=3,
+        # Two programs share a processor's memory where there are more of them than processors.
+        num_stages=3 if rows * heads * splits > PROCESSORS else 4,
     )
     return out
 

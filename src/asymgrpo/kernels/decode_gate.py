@@ -2,7 +2,8 @@
 
 It has so many programs that `x A^T` in each costs up to half as much as the weights; two more
 programs do it, and the others wait for them shortly before they end. From Hopper on the weights
-come by the hardware's bulk copies.
+come by the hardware's bulk copies. Products are of weights with transposed inputs: weights fill the
+matrix units however few rows of inputs there are.
 
 Letters: `B` rows, `K` inputs, `N` outputs, `R` rank; weights are `[N, K]`.
 """
@@ -26,7 +27,6 @@ from .decode_projection import (
     adapters,
     precision,
     rank_block,
-    row_block,
     stages_that_fit,
 )
 from .hardware import is_hopper
@@ -131,8 +131,8 @@ def _activate(
     from_gate = up_gate + held[:, None] * rank_gate + ranks[None, :]
     from_up = up_up + held[:, None] * rank_up + ranks[None, :]
     # Adapters are read ahead where registers can hold them for so long.
-    AHEAD: tl.constexpr = ADAPTED and R_BLOCK <= 32
-    LOWS_AHEAD: tl.constexpr = ADAPTED and R_BLOCK * BM <= 2048
+    AHEAD: tl.constexpr = ADAPTED and R_BLOCK <= 16
+    LOWS_AHEAD: tl.constexpr = AHEAD and R_BLOCK * BM <= 2048
     if AHEAD:
         bg = tl.load(from_gate, mask=in_gate, other=0.0).to(DTYPE)
         bu = tl.load(from_up, mask=in_up, other=0.0).to(DTYPE)
@@ -145,8 +145,8 @@ def _activate(
     asked += tl.minimum(first + both % BN, N - 1).to(tl.int64) * K * SIZE
     ask_for(asked, CHAINED)
     follow(CHAINED)
-    gates = tl.zeros((BM, BN), tl.float32)
-    ups = tl.zeros((BM, BN), tl.float32)
+    gates = tl.zeros((BN, BM), tl.float32)
+    ups = tl.zeros((BN, BM), tl.float32)
     shortly_before_the_end = tl.maximum(tl.cdiv(K, BK) - 2, 0) * BK
     for k in range(0, K, BK):
         if ASK_AHEAD > 0:
@@ -163,8 +163,8 @@ def _activate(
             inside = (at < K)[None, :] | EVEN
             gk = tl.load(gate_at + held[:, None] * K + at[None, :], mask=inside, other=0.0)
             uk = tl.load(up_at + held[:, None] * K + at[None, :], mask=inside, other=0.0)
-        gates = tl.dot(xk, tl.trans(gk.to(DTYPE)), gates, input_precision=PRECISION)
-        ups = tl.dot(xk, tl.trans(uk.to(DTYPE)), ups, input_precision=PRECISION)
+        gates = tl.dot(gk.to(DTYPE), tl.trans(xk), gates, input_precision=PRECISION)
+        ups = tl.dot(uk.to(DTYPE), tl.trans(xk), ups, input_precision=PRECISION)
     call_next(CHAINED)
     if ADAPTED:
         if not LOWS_AHEAD:
@@ -172,14 +172,14 @@ def _activate(
         if not AHEAD:
             bg = tl.load(from_gate, mask=in_gate, other=0.0).to(DTYPE)
             bu = tl.load(from_up, mask=in_up, other=0.0).to(DTYPE)
-        gates += tl.dot(low_gate, tl.trans(bg), input_precision=PRECISION) * scale_gate
-        ups += tl.dot(low_up, tl.trans(bu), input_precision=PRECISION) * scale_up
+        gates += tl.dot(bg, tl.trans(low_gate), input_precision=PRECISION) * scale_gate
+        ups += tl.dot(bu, tl.trans(low_up), input_precision=PRECISION) * scale_up
     # Rounded where the modules round: after each projection and after the activation.
     gates = gates.to(DTYPE).to(tl.float32)
     active = (gates / (1.0 + tl.exp(-gates))).to(DTYPE).to(tl.float32)
-    result = active * ups.to(DTYPE).to(tl.float32)
+    result = tl.trans((active * ups.to(DTYPE).to(tl.float32)).to(DTYPE))
     mask = (rows < M)[:, None] & (columns < N)[None, :]
-    tl.store(out + rows[:, None] * N + columns[None, :], result.to(DTYPE), mask=mask)
+    tl.store(out + rows[:, None] * N + columns[None, :], result, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rank_gate", "rank_up"])
@@ -236,16 +236,21 @@ def gate_tiles(rows: int, dtype: torch.dtype) -> Tiles:
     >>> gate_tiles(128, torch.bfloat16).stages, gate_tiles(16, torch.float32).bn
     (3, 32)
     """
-    bm = row_block(rows, dtype)
-    if bm < 64:
-        return Tiles(bm, 32, 64, 1, 4, 4)
+    bm = gate_rows(rows)
+    if dtype == torch.float32:
+        return Tiles(bm, 32 if bm < 64 else 64, 64, 1, 4, 4)
     # Three stages of 128 rows: two programs then fit a processor's shared memory, and all run.
-    return Tiles(bm, 64, 64, 1, 4, 3 if bm == 128 else 4)
+    return Tiles(bm, 64, 64, 1, 4, {128: 3, 64: 4}.get(bm, 5))
 
 
-def strips_of(rows: int, dtype: torch.dtype) -> int:
+def gate_rows(rows: int) -> int:
+    """Rows of a block."""
+    return min(128, max(16, int(triton.next_power_of_2(rows))))
+
+
+def strips_of(rows: int) -> int:
     """Strips of rows that `gated` works by."""
-    return int(triton.cdiv(rows, row_block(rows, dtype)))
+    return int(triton.cdiv(rows, gate_rows(rows)))
 
 
 def gated(

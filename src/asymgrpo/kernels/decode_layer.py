@@ -32,11 +32,12 @@ def _add_norm(
     EPSILON: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
-    follow(CHAINED)
-    call_next(CHAINED)
     row = tl.program_id(0)
     columns = tl.arange(0, N_BLOCK)
     mask = columns < N
+    scale = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    follow(CHAINED)
+    call_next(CHAINED)
     DTYPE: tl.constexpr = hidden.dtype.element_ty
     value = tl.load(hidden + row * N + columns, mask=mask, other=0.0).to(tl.float32)
     if PARTS > 0:
@@ -49,7 +50,6 @@ def _add_norm(
         tl.store(hidden + row * N + columns, value.to(DTYPE), mask=mask)
     mean = tl.sum(value * value, 0) / N
     scaled = (value * tl.rsqrt(mean + EPSILON)).to(DTYPE).to(tl.float32)
-    scale = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(normed + row * N + columns, (scaled * scale).to(normed.dtype.element_ty), mask=mask)
 
 

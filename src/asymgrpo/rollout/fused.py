@@ -294,7 +294,7 @@ class _Counters:
     def __init__(self, plan: Plan, rows: int, pool: Pool) -> None:
         heads = max(keys.shape[1] for keys in pool.keys.values())
         # Rounded up, since kernels are compiled anew for addresses of another alignment.
-        widths = [-(-n // 32) * 32 for n in (rows * heads, strips_of(rows, plan.dtype))]
+        widths = [-(-n // 32) * 32 for n in (rows * heads, strips_of(rows))]
         shape = (len(plan.layers), sum(widths))
         counts = torch.zeros(shape, dtype=torch.int32, device=plan.norm.device)
         self.arrived, self.ready = torch.split(counts, widths, dim=1)
