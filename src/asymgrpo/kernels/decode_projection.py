@@ -47,6 +47,26 @@ class Projection:
         return 0 if self.down is None else self.down.shape[0]
 
 
+@triton.jit
+def _ask_for_later(
+    number,
+    later0,
+    later1,
+    rows,
+    width,
+    SIZE: tl.constexpr,
+    LINES: tl.constexpr,
+    CHAINED: tl.constexpr,
+):
+    """Asks for 128 of the first `LINES` lines of the rows of two matrices, which take turns."""
+    first_row = number // 2 * (128 // LINES)
+    if first_row < rows:
+        lane = tl.arange(0, 128)
+        matrix = tl.where(number % 2 == 0, later0.to(tl.int64), later1.to(tl.int64))
+        line = (first_row + lane // LINES).to(tl.int64) * width * SIZE + lane % LINES * 128
+        ask_for(matrix + tl.minimum(line, rows.to(tl.int64) * width * SIZE - 1), CHAINED)
+
+
 @triton.jit(do_not_specialize=["rank0", "rank1", "rank2"])
 def _project(
     x,
@@ -57,9 +77,12 @@ def _project(
     rank0, rank1, rank2,
     n0, n1, n2,
     out,
+    later0, later1,
+    later_rows, later_width,
     M,
     K,
     share,
+    LATER_LINES: tl.constexpr,
     SEGMENTS: tl.constexpr,
     R_BLOCK: tl.constexpr,
     BM: tl.constexpr,
@@ -105,6 +128,13 @@ def _project(
     sums = tl.zeros((BM, BN), tl.float32)
     low = tl.zeros((BM, R_BLOCK), tl.float32)
     for k in range(begin, end, BK):
+        if LATER_LINES > 0:
+            programs = tl.num_programs(0) * tl.num_programs(1)
+            number = (k - begin) // BK * programs + split * tl.num_programs(0) + tl.program_id(0)
+            SIZE: tl.constexpr = later0.dtype.element_ty.primitive_bitwidth // 8
+            _ask_for_later(
+                number, later0, later1, later_rows, later_width, SIZE, LATER_LINES, CHAINED
+            )
         at = k + inner
         where_x = x + rows[:, None] * K + at[None, :]
         where_w = w + held[:, None] * K + at[None, :]
@@ -170,10 +200,20 @@ def rank_block(rank: int) -> int:
     return max(16, int(triton.next_power_of_2(rank))) if rank else 1
 
 
-def project(x: Tensor, projections: Sequence[Projection], tiles: Tiles | None = None) -> Tensor:
+LATER_LINES = 8
+"""Lines of 128 bytes of each row."""
+
+
+def project(
+    x: Tensor,
+    projections: Sequence[Projection],
+    tiles: Tiles | None = None,
+    later: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Rows `[B, K]` through one to three maps of the same input, to parts `[P, B, N0 + N1 + N2]`.
 
-    The sum over parts, in float32 and without biases, is the result.
+    The sum over parts, in float32 and without biases, is the result. A small projection leaves
+    memory time to bring the beginnings of two matrices `[L, W]` that are needed later.
     """
     if not 1 <= len(projections) <= 3:
         raise ValueError(f"one to three projections, not {len(projections)}")
@@ -204,9 +244,12 @@ def project(x: Tensor, projections: Sequence[Projection], tiles: Tiles | None = 
         *[projection.rank for projection in three],
         *sizes,
         out,
+        *(later or (x, x)),
+        *(later or (x, x))[0].shape,
         rows,
         inputs,
         share,
+        LATER_LINES=LATER_LINES if later else 0,
         SEGMENTS=len(projections),
         R_BLOCK=rank_block(rank),
         BM=tiles.bm,

@@ -279,7 +279,10 @@ def fused_hidden(
             layer.window,
             arrived=counters.arrived[index],
         )
-        parts = project(attended.flatten(1), [layer.output])
+        # The gate of more rows has fewer blocks on their way, and gains from what is there already.
+        asks = places is None and 64 < len(tokens) <= 128
+        later = (layer.gate.weight, layer.up.weight) if asks else None
+        parts = project(attended.flatten(1), [layer.output], later=later)
         normed = add_norm(
             hidden, parts, layer.output.bias, layer.second_norm, plan.epsilon, plan.dtype
         )
