@@ -7,6 +7,7 @@ CPU, in a process of its own since Triton decides at its import whether it inter
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 
@@ -114,6 +115,142 @@ def test_buffers_grow_and_stay(tiny, ragged, monkeypatch):
     engine.generate(prompts, Sampling(max_new_tokens=4), range(3))
     assert decoder._buffers is not held
     engine.release()
+
+
+@interpreted
+def test_the_same_rollouts_as_one_by_one(tiny, monkeypatch):
+    """Rows that end at all kinds of steps, by limits and stop tokens, move between buckets."""
+    engine = NativeEngine(tiny("gemma", **SMALL), None, most_rows=6, stop_token_ids=[2, 31])
+    prompts = [[9, 8, 3], [9, 8, 3], [9, 8, 3], [7], [5, 6, 4, 30], [5, 6, 4, 30]] * 2
+    sampling = Sampling(max_new_tokens=17)
+    limits = [17, 1, 4, 9, 3, 6, 2, 17, 12, 5, 17, 8]
+    expected = [
+        engine.generate([prompt], sampling, [seed], limits=[limit])[0]
+        for prompt, seed, limit in zip(prompts, range(12), limits, strict=True)
+    ]
+    in_graphs(engine, monkeypatch)
+    progress = []
+    found = engine.generate(
+        prompts, sampling, range(12), lambda done, _: progress.append(done), limits=limits
+    )
+    same(found, expected)
+    lengths = [len(rollout.token_ids) for rollout in expected]
+    assert len(set(lengths)) > 5
+    assert {rollout.finished for rollout in expected} == {True, False}
+    assert progress == sorted(set(progress))
+    assert progress[-1] == 12
+
+
+class Script:
+    """Stands in for the device: every row stops at a step of its own, and steps are counted."""
+
+    def __init__(self, decoder, stops_at, monkeypatch):
+        self.stops_at = torch.tensor([*stops_at, *[0] * 8])
+        self.steps = []
+        self.events = []
+        script = self
+
+        class NotedLook(graphs_module().Look):
+            def __init__(self, source):
+                script.events.append("look")
+                super().__init__(source)
+
+            def values(self):
+                script.events.append("wait")
+                return super().values()
+
+        monkeypatch.setattr(graphs_module(), "Look", NotedLook)
+        monkeypatch.setattr(
+            decoder, "_step", lambda buffers, bucket, *rest: self.of(buffers, bucket)
+        )
+
+    def of(self, buffers, bucket):
+        def step():
+            self.steps.append(bucket)
+            self.events.append("step")
+            rows, _ = buffers.views(bucket)
+            for row in rows.alive.nonzero()[:, 0].tolist():
+                place, count = int(rows.place[row]), int(rows.count[row])
+                for result in buffers.results:
+                    result[place, count] = 100 * place + count
+                rows.count[row] += 1
+                rows.finished[row] = int(self.stops_at[place] == count + 1)
+                rows.alive[row] = int(self.stops_at[place] > count + 1 < rows.limit[row])
+
+        return step
+
+    def decode(self, decoder, limits):
+        from asymgrpo.kernels.sampling import Filters
+        from asymgrpo.rollout.attention import ATTENTION
+        from asymgrpo.rollout.inspection import decoding
+        from asymgrpo.rollout.prompts import Group, Row
+
+        rows = tuple(Row(index, 0, limit) for index, limit in enumerate(limits))
+        done = []
+        with decoding(decoder.model, ATTENTION):
+            found = decoder.decode([Group((5,), rows)], Filters(), torch.tensor([2]), done.append)
+        assert sum(done) == len(rows)
+        assert min(done) > 0
+        return found
+
+
+def graphs_module():
+    from asymgrpo.rollout import graphs
+
+    return graphs
+
+
+def steps_needed(limits, ends, every, ahead, buckets):
+    """The bucket of each step: rows leave after their limit, or the look that sees their stop."""
+    rows = list(zip(limits, ends, strict=True))
+    bucket, done, steps = len(buckets) - 1, 0, []
+    while rows:
+        while bucket and len(rows) <= buckets[bucket - 1]:
+            bucket -= 1
+        most = max(limit for limit, _ in rows) - done
+        steps += [buckets[bucket]] * min(every, most)
+        done += min(every, most)
+        rows = [(limit, end) for limit, end in rows if limit > done and end > done - ahead]
+    return steps
+
+
+@interpreted
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_no_step_more_than_needed(ahead, tiny, monkeypatch):
+    draw = random.Random(ahead)
+    engine = NativeEngine(tiny("gemma", **SMALL), None)
+    buckets = (1, 2, 3, 4, 6, 8)
+    decoder = in_graphs(engine, monkeypatch, BUCKETS=buckets, LOOK_EVERY=3, LOOK_AHEAD=ahead)
+    for case in range(60):
+        limits = [draw.randint(1, 20) for _ in range(draw.randint(1, 8))]
+        never, early = [99] * len(limits), [draw.randint(1, 5) for _ in limits]
+        mixed = [draw.randint(1, 30) for _ in limits]
+        stops_at = (never, early, mixed)[case % 3]
+        script = Script(decoder, stops_at, monkeypatch)
+        found = script.decode(decoder, limits)
+        lengths = [min(pair) for pair in zip(limits, stops_at, strict=True)]
+        assert found.lengths.tolist() == lengths
+        ended = [at <= limit for limit, at in zip(limits, stops_at, strict=True)]
+        assert found.finished.tolist() == ended
+        for row, length in enumerate(lengths):
+            expected = [100 * row + count for count in range(length)]
+            for result in (found.tokens, found.logps, found.entropies):
+                assert result[row, :length].tolist() == expected
+        assert script.steps == steps_needed(limits, lengths, 3, ahead, buckets)
+        # Beyond the last token: at most what a row that stopped is not yet known to have stopped.
+        extra = len(script.steps) - max(lengths)
+        assert extra <= 0 if stops_at is never else extra < 3 + ahead
+
+
+@interpreted
+def test_the_device_has_steps_to_do_while_the_host_waits(tiny, monkeypatch):
+    engine = NativeEngine(tiny("gemma", **SMALL), None)
+    decoder = in_graphs(engine, monkeypatch, LOOK_EVERY=4, LOOK_AHEAD=2)
+    script = Script(decoder, [99, 99, 6], monkeypatch)
+    script.decode(decoder, [11, 2, 9])
+    chunk = ["step", "step", "look", "step", "step", "wait"]
+    assert script.events == chunk * 2 + ["step"] * 3
+    assert script.steps == [4] * 4 + [2] * 7
 
 
 @interpreted

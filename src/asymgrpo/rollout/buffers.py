@@ -34,6 +34,19 @@ class Buffers:
         prompt_start, prompt_count, own_start = view[len(ROW_FIELDS) :]
         return rows, Contexts(prompt_start, prompt_count, own_start, rows.own_count)
 
+    def alive(self, count: int) -> Tensor:
+        """1 for each of the first `count` rows that lives."""
+        return self.state[ROW_FIELDS.index("alive"), :count]
+
+    def store_ends(self, bucket: int, ends: Tensor) -> None:
+        """Lengths and whether they finished, of the first `bucket` rows, to `ends` `[2, places]`.
+
+        A row that has ended keeps both until another row gets its place in the batch.
+        """
+        rows, _ = self.views(bucket)
+        ends[0, rows.place] = rows.count
+        ends[1, rows.place] = rows.finished
+
     def start(self, groups: Sequence[Group], steps: int, first_own: int) -> None:
         """The first state of every row; their own slots begin at `first_own`, `steps` a row."""
         self.state.copy_(_first_state(groups, steps, first_own, self.state.shape[1]))
@@ -48,7 +61,11 @@ class Buffers:
     def compact(self, left: Tensor, bucket: int, smaller: int) -> None:
         """The rows `left` of the first `bucket` at the front of the first `smaller`."""
         dead = torch.tensor(sorted(set(range(bucket)) - set(left.tolist())), dtype=torch.long)
-        order = torch.cat((left, dead))[:smaller].to(self.state.device)
+        order = torch.cat((left, dead))[:smaller]
+        if self.state.device.type == "cuda":
+            # A copy from any other memory than pinned waits for all that the device has to do.
+            order = order.pin_memory()
+        order = order.to(self.state.device, non_blocking=True)
         self.state[:, :smaller] = self.state[:, order]
         if self.seen is not None:
             self.seen[:smaller] = self.seen[order]

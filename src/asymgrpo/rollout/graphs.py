@@ -1,8 +1,8 @@
 """Decoding in captured graphs: a step is one launch, and the rows' state never leaves the device.
 
 A graph serves one number of rows, a bucket, at any length. Every few steps the host looks which
-rows live; when they fit a smaller bucket, their state moves to its front. Keys and values stay
-where they are in the pool, since rows name their slots.
+rows live, while the device goes on; when they fit a smaller bucket, their state moves to its front.
+Keys and values stay where they are in the pool, since rows name their slots.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from .fused import (
     plan_of,
 )
 from .inspection import beyond_rounding
+from .looks import Living, Look
 from .plain import Sampled
 from .pool import LayerShape, Pool
 from .prompts import Forward, Group, prompt_states
@@ -37,6 +38,9 @@ from .prompts import Forward, Group, prompt_states
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 LOOK_EVERY = 16
 """Steps between the host's looks at which rows live."""
+LOOK_AHEAD = 2
+"""Steps under way while a look travels: long enough for the host to plan the next ones, and a row's
+stop token is not noticed much later."""
 
 LONGEST_FUSED_PROMPT = 1_024
 """Longer prompts go through the model's own forward, which shares reads between queries."""
@@ -114,6 +118,7 @@ class GraphDecoder:
         stops: Tensor,
         on_done: Callable[[int], None],
     ) -> Sampled:
+        stop_ids = tuple(stops.tolist())  # read before there is anything to wait for
         rows = [row for group in groups for row in group.rows]
         steps = max(row.limit for row in rows)
         prompt_tokens = sum(len(group.prompt) - 1 for group in groups)
@@ -122,34 +127,34 @@ class GraphDecoder:
         buffers.start(groups, steps, self._store_prompts(buffers.pool, groups))
         if self._plan is not None and not self._agrees:
             self._compare(buffers, groups)
-        lengths = torch.zeros(buffers.state.shape[1] + 1, dtype=torch.long, device=self.device)
-        finished = torch.zeros_like(lengths)
-        limits = torch.tensor([row.limit for row in rows])
-        bucket, done, alive = _bucket(len(rows)), 0, len(rows)
-        while True:
-            replay = self._step(buffers, bucket, filters, stops)
-            remaining = int(limits.max()) - done
-            for _ in range(min(LOOK_EVERY, remaining)):
-                replay()
-            done += min(LOOK_EVERY, remaining)
-            view = buffers.state[:, :bucket]
-            place, count = view[ROW_FIELDS.index("place")], view[ROW_FIELDS.index("count")]
-            lengths[place] = count
-            finished[place] = view[ROW_FIELDS.index("finished")]
-            living, limit = view[[ROW_FIELDS.index("alive"), ROW_FIELDS.index("limit")]].cpu()
-            left = living.nonzero()[:, 0]
-            if len(left) < alive:
-                on_done(alive - len(left))
-                alive = len(left)
-            if alive == 0:
-                break
-            limits = limit[left]
+        ends = torch.zeros(2, buffers.state.shape[1] + 1, dtype=torch.long, device=self.device)
+        living, bucket, alive = Living([row.limit for row in rows]), _bucket(len(rows)), len(rows)
+        while alive:
+            self._advance(self._step(buffers, bucket, filters, stops, stop_ids), buffers, living)
+            if living.count < alive:
+                on_done(alive - living.count)
+                alive = living.count
             smaller = _bucket(alive)
-            if smaller < bucket:
-                buffers.compact(left, bucket, smaller)
+            if alive and smaller < bucket:
+                buffers.store_ends(bucket, ends)
+                buffers.compact(living.gather(), bucket, smaller)
                 bucket = smaller
+        buffers.store_ends(bucket, ends)
         tokens, logps, entropies = (result[: len(rows), :steps] for result in buffers.results)
-        return Sampled(tokens, logps, entropies, lengths[: len(rows)], finished[: len(rows)] > 0)
+        lengths, finished = ends[:, : len(rows)]
+        return Sampled(tokens, logps, entropies, lengths, finished > 0)
+
+    def _advance(self, replay: Callable[[], None], buffers: Buffers, living: Living) -> None:
+        """Some steps, and who lives after them as far as the host can tell without a pause."""
+        steps, look = min(LOOK_EVERY, living.needed), None
+        for left in range(steps, 0, -1):
+            # Where the limits end all rows there is nothing to learn.
+            if left == min(LOOK_AHEAD, steps) and steps < living.needed:
+                look = Look(buffers.alive(len(living)))
+            replay()
+        living.ran(steps)
+        if look is not None:
+            living.saw(look.values())
 
     def _compare(self, buffers: Buffers, groups: Sequence[Group]) -> None:
         """Whether the first logits of the shortest prompt are the model's own; raises if not.
@@ -261,7 +266,12 @@ class GraphDecoder:
         return start
 
     def _step(
-        self, buffers: Buffers, bucket: int, filters: Filters, stops: Tensor
+        self,
+        buffers: Buffers,
+        bucket: int,
+        filters: Filters,
+        stops: Tensor,
+        stop_ids: tuple[int, ...],
     ) -> Callable[[], None]:
         """What moves the first `bucket` rows one token on: a graph, where a device has them."""
 
@@ -270,7 +280,7 @@ class GraphDecoder:
 
         if self.device.type != "cuda":
             return run
-        key = (bucket, filters, tuple(stops.tolist()))
+        key = (bucket, filters, stop_ids)
         if key not in self._graphs:
             begin = time.perf_counter()
             self._graphs[key] = self._capture(buffers, run), stops
