@@ -53,9 +53,11 @@ class AdapterCopies:
         if source.dtype == dtype:
             return source
         key = (source.data_ptr(), source.shape)
-        if key not in self._held or self._held[key][1].dtype != dtype:
-            self._held[key] = (source, torch.empty_like(source, dtype=dtype))
-        return self._held[key][1]
+        held = self._held.get(key)
+        if held is None or held[1].dtype != dtype:
+            # Detached, the source stays what it is, and its address taken, if its module moves on.
+            held = self._held[key] = (source.detach(), torch.empty_like(source, dtype=dtype))
+        return held[1]
 
     def refresh(self) -> None:
         """The values of now."""
@@ -120,16 +122,17 @@ class Plan:
     def fingerprint(self) -> tuple[Any, ...]:
         """Equal for two plans that a captured graph cannot tell apart."""
         maps = [self.head]
-        tensors = [self.norm, *self.rotation, *self.embedding.parameters()]
+        tensors: list[Tensor | None] = [self.norm, *self.rotation, *self.embedding.parameters()]
         for layer in self.layers:
             maps += [*layer.queries_keys_values, layer.output, layer.gate, layer.up, layer.down]
-            tensors += [layer.first_norm, layer.second_norm]
-        parts = [(m.weight, m.bias, m.down, m.up) for m in maps]
-        pointers = [None if t is None else t.data_ptr() for part in parts for t in part]
+            tensors += [layer.first_norm, layer.second_norm, *layer.head_norms]
+        for m in maps:
+            tensors += [m.weight, m.bias, m.down, m.up]
         return (
-            tuple(pointers),
-            tuple(tensor.data_ptr() for tensor in tensors),
-            tuple(m.scaling for m in maps),
+            tuple([None if tensor is None else tensor.data_ptr() for tensor in tensors]),
+            tuple([m.scaling for m in maps]),
+            tuple([(layer.rotates, layer.window, layer.scaling) for layer in self.layers]),
+            self.epsilon,
             self.dtype,
         )
 
@@ -151,8 +154,7 @@ def plan_of(
     layers = getattr(decoder, "layers", None)
     if layers is None or {type(layer).__name__ for layer in layers} - LAYERS:
         raise NotFusable(f"{type(base).__name__} is not of a family with fused kernels")
-    states = [vars(module) for module in inspection.submodules(base)]
-    if any(state["_forward_hooks"] or state["_forward_pre_hooks"] for state in states):
+    if inspection.has_hook(base):
         raise NotFusable("a module has a hook")
     config = base.config
     if config.hidden_act != "silu":
@@ -173,34 +175,51 @@ def plan_of(
     )
 
 
+# A plan is made anew for every wave, since anything in a model may change between two. Modules are
+# read by their dictionaries and tensors are not detached: each would take a millisecond or more.
+
+
+def _child(module: Any, name: str) -> Any:
+    """A module's own module of that name."""
+    return module.__dict__["_modules"][name]
+
+
+def _tensor(module: Any, name: str) -> Any:
+    """A module's own tensor of that name, as a rule a parameter."""
+    parameters = module.__dict__["_parameters"]
+    return parameters[name] if name in parameters else getattr(module, name)
+
+
 def _layer(layer: Any, dtype: torch.dtype, copies: AdapterCopies) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
+    attention, mlp = _child(layer, "self_attn"), _child(layer, "mlp")
 
-    def read(module: Any) -> Projection:
-        return _projection(module, dtype, copies)
+    def read(owner: Any, name: str) -> Projection:
+        return _projection(_child(owner, name), dtype, copies)
 
-    norms = tuple(
-        getattr(attention, name).weight.detach() if hasattr(attention, name) else None
+    norms = [
+        _tensor(_child(attention, name), "weight")
+        if name in attention.__dict__["_modules"]
+        else None
         for name in ("q_norm", "k_norm")
-    )
-    three = tuple(read(getattr(attention, f"{name}_proj")) for name in "qkv")
+    ]
+    three = read(attention, "q_proj"), read(attention, "k_proj"), read(attention, "v_proj")
     if len({projection.bias is None for projection in three}) > 1:
         raise NotFusable("only some of queries, keys and values have a bias")
-    gate, up = read(mlp.gate_proj), read(mlp.up_proj)
+    gate, up = read(mlp, "gate_proj"), read(mlp, "up_proj")
     if gate.bias is not None or up.bias is not None:
         raise NotFusable("the gate has a bias")
     window = getattr(attention, "sliding_window", None)
     if type(layer).__name__ == "MistralDecoderLayer":
         window = attention.config.sliding_window
     return Layer(
-        first_norm=layer.input_layernorm.weight.detach(),
-        queries_keys_values=(three[0], three[1], three[2]),
+        first_norm=_tensor(_child(layer, "input_layernorm"), "weight"),
+        queries_keys_values=three,
         head_norms=(norms[0], norms[1]),
-        output=read(attention.o_proj),
-        second_norm=layer.post_attention_layernorm.weight.detach(),
+        output=read(attention, "o_proj"),
+        second_norm=_tensor(_child(layer, "post_attention_layernorm"), "weight"),
         gate=gate,
         up=up,
-        down=read(mlp.down_proj),
+        down=read(mlp, "down_proj"),
         rotates=bool(getattr(attention, "use_rope", True)),
         window=window,
         scaling=float(attention.scaling),
@@ -210,29 +229,31 @@ def _layer(layer: Any, dtype: torch.dtype, copies: AdapterCopies) -> Layer:
 def _projection(module: Any, dtype: torch.dtype, copies: AdapterCopies) -> Projection:
     """A linear module's tensors, or those of a low-rank adapter around one."""
     if type(module) is nn.Linear:
-        bias = None if module.bias is None else module.bias.detach()
-        return Projection(module.weight.detach(), bias)
-    base = getattr(module, "base_layer", None)
-    if type(base) is not nn.Linear or not hasattr(module, "lora_A"):
+        return Projection(_tensor(module, "weight"), _tensor(module, "bias"))
+    children = module.__dict__["_modules"]
+    base = children.get("base_layer")
+    if type(base) is not nn.Linear or "lora_A" not in children:
         raise NotFusable(f"a projection is a {type(module).__name__}")
-    plain = _projection(base, dtype, copies)
     if module.merged:
         raise NotFusable("an adapter is merged")
-    active = [name for name in module.active_adapters if name in module.lora_A]
+    weight, bias = _tensor(base, "weight"), _tensor(base, "bias")
+    downs = children["lora_A"].__dict__["_modules"]
+    active = [name for name in module.active_adapters if name in downs]
     if module.disable_adapters or not active:
-        return plain
+        return Projection(weight, bias)
     name = active[0]
-    down, up = module.lora_A[name], module.lora_B[name]
+    down, up = downs[name], _child(children["lora_B"], name)
+    down_weight = _tensor(down, "weight")
     special = getattr(module, "lora_variant", {}) or getattr(module, "use_dora", {}).get(name)
-    if down.weight.shape[0] > MOST_RANK:
+    if down_weight.shape[0] > MOST_RANK:
         raise NotFusable(f"an adapter has a rank above {MOST_RANK}")
-    if len(active) > 1 or special or up.bias is not None or type(down) is not nn.Linear:
+    if len(active) > 1 or special or _tensor(up, "bias") is not None or type(down) is not nn.Linear:
         raise NotFusable("an adapter is not a single plain LoRA")
     return Projection(
-        plain.weight,
-        plain.bias,
-        copies.of(down.weight.detach(), dtype),
-        copies.of(up.weight.detach(), dtype),
+        weight,
+        bias,
+        copies.of(down_weight, dtype),
+        copies.of(_tensor(up, "weight"), dtype),
         float(module.scaling[name]),
     )
 

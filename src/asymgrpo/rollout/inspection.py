@@ -93,14 +93,35 @@ def submodules(model: nn.Module) -> list[nn.Module]:
     >>> len(submodules(nn.Sequential(nn.ReLU(), nn.Linear(2, 2))))
     3
     """
-    found = {id(model): model}
-    waiting = [model]
-    while waiting:
-        for child in vars(waiting.pop())["_modules"].values():
-            if child is not None and id(child) not in found:
-                found[id(child)] = child
-                waiting.append(child)
-    return list(found.values())
+    modules: list[nn.Module | None] = [model]
+    opened = set()
+    for module in modules:
+        children = None if module is None else module.__dict__["_modules"]
+        # Most have none of their own, and need not be remembered while the others are opened.
+        if children and id(module) not in opened:
+            opened.add(id(module))
+            modules += children.values()
+    return list({id(module): module for module in modules if module is not None}.values())
+
+
+def has_hook(model: nn.Module) -> bool:
+    """Whether the model or any module in it has a hook on its forward.
+
+    >>> has_hook(nn.Sequential(nn.ReLU(), nn.Linear(2, 2)))
+    False
+    """
+    # There are thousands of modules, most of them without any of their own. A module that is in
+    # two places is seen twice, which costs less than to remember which ones were seen.
+    modules: list[nn.Module | None] = [model]
+    for module in modules:
+        if module is None:
+            continue
+        state = module.__dict__
+        if state["_forward_hooks"] or state["_forward_pre_hooks"]:
+            return True
+        if children := state["_modules"]:
+            modules += children.values()
+    return False
 
 
 @contextmanager
