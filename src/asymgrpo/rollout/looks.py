@@ -18,7 +18,7 @@ class Look:
     def __init__(self, source: Tensor) -> None:
         on_gpu = source.device.type == "cuda"
         # Into any other memory than pinned, the copy itself would wait.
-        self._values = torch.empty(source.shape, dtype=source.dtype, pin_memory=on_gpu)
+        self._values = torch.empty_like(source, device="cpu", pin_memory=on_gpu)
         self._values.copy_(source, non_blocking=True)
         self._arrived: torch.Event | None = None
         if on_gpu:
@@ -44,7 +44,7 @@ class Living:
     """
 
     def __init__(self, limits: Sequence[int]) -> None:
-        self._limits = torch.tensor(limits)  # 0 for a row that has ended
+        self._limits = torch.tensor(limits, device="cpu")  # 0 for a row that has ended
         self._steps = 0
 
     def __len__(self) -> int:
