@@ -103,6 +103,10 @@ def test_projections_with_adapters(rows, inputs, outputs, ranks, splits):
     parts = project(x, maps, Tiles(16, 16, 32, splits, 4, 2))
     expected = torch.cat([adapted(x, one) for one in maps], dim=1)
     torch.testing.assert_close(parts.double().sum(0), expected, atol=5e-4, rtol=1e-5)
+    # What it asks for on the way changes nothing, nor do matrices shorter or narrower than that.
+    later = (noise(24, 40), noise(24, 40))
+    again = project(x, maps, Tiles(16, 16, 32, splits, 4, 2), later=later)
+    assert torch.equal(again, parts)
 
 
 @runs_here
