@@ -267,7 +267,7 @@ def test_attention_of_new_tokens(fold, width, window, kind, splits, dtype, close
 
 @runs_here
 @pytest.mark.parametrize("greedy", [False, True])
-@pytest.mark.parametrize("vocab", [11, 1_000])
+@pytest.mark.parametrize("vocab", [11, 1_000, 20_000])  # the last by two blocks a part
 def test_drawing_is_the_plain_draw(greedy, vocab):
     from asymgrpo.kernels.decode_sampling import draw_plain
     from asymgrpo.kernels.sampling import Filters, draw, noise_keys
