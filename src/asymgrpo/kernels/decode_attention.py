@@ -24,6 +24,7 @@ from torch import Tensor
 from .chaining import call_next, follow, launch
 from .decode_heads import NewTokens, angles, head_values
 from .decode_projection import precision, stand_in
+from .hardware import PROCESSORS
 
 
 @dataclass(frozen=True)
@@ -257,10 +258,6 @@ def _attend(
         if others == SPLITS - 1:
             mass, merged = _merged(partial, heads, wide, SPLITS, FOLD, FOLD_BLOCK, D, D_BLOCK)
             tl.store(to, (merged / mass[:, None]).to(DTYPE), mask=store)
-
-
-PROCESSORS = 132
-"""Of an H200."""
 
 
 def lanes_for(width: int, dtype: torch.dtype) -> int:

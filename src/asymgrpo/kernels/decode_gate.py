@@ -27,6 +27,7 @@ from .decode_projection import (
     adapters,
     precision,
     rank_block,
+    row_block,
     stages_that_fit,
 )
 from .hardware import is_hopper
@@ -236,21 +237,27 @@ def gate_tiles(rows: int, dtype: torch.dtype) -> Tiles:
     >>> gate_tiles(128, torch.bfloat16).stages, gate_tiles(16, torch.float32).bn
     (3, 32)
     """
-    bm = gate_rows(rows)
+    bm = row_block(rows)
     if dtype == torch.float32:
         return Tiles(bm, 32 if bm < 64 else 64, 64, 1, 4, 4)
     # Three stages of 128 rows: two programs then fit a processor's shared memory, and all run.
     return Tiles(bm, 64, 64, 1, 4, {128: 3, 64: 4}.get(bm, 5))
 
 
-def gate_rows(rows: int) -> int:
-    """Rows of a block."""
-    return min(128, max(16, int(triton.next_power_of_2(rows))))
-
-
 def strips_of(rows: int) -> int:
     """Strips of rows that `gated` works by."""
-    return int(triton.cdiv(rows, gate_rows(rows)))
+    return int(triton.cdiv(rows, row_block(rows)))
+
+
+def gains_ahead(rows: int) -> bool:
+    """Whether weights that are in the cache before it starts help `gated`.
+
+    They do where blocks are so large that few of them are on their way at a time.
+
+    >>> [gains_ahead(rows) for rows in (64, 65, 128, 129)]
+    [False, True, True, False]
+    """
+    return row_block(rows) == 128 and strips_of(rows) == 1
 
 
 def gated(

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .chaining import ask_for, call_next, follow, launch
-from .hardware import shared_memory
+from .hardware import PROCESSORS, shared_memory
 
 SPARE_MEMORY = 12_000
 """Bytes of a program's shared memory that are not for blocks in flight."""
@@ -173,14 +173,15 @@ class Tiles:
 
 
 def tiles_for(
-    rows: int, outputs: int, inputs: int, dtype: torch.dtype, processors: int = 132
+    rows: int, outputs: int, inputs: int, dtype: torch.dtype, processors: int = PROCESSORS
 ) -> Tiles:
     """Blocks for a projection: parts enough to fill the device, none without work.
 
     >>> tiles_for(128, 1536, 8960, torch.bfloat16).splits > 1
     True
     """
-    bm = row_block(rows, dtype)
+    # The fast matrix instructions of Hopper take 64 rows of half precision or more.
+    bm = row_block(rows, 16 if dtype == torch.float32 else 64)
     bn, bk = (128 if rows > 128 else 64), 64
     tiles = -(-outputs // bn) * -(-rows // bm)
     splits = max(1, min(2 * processors // tiles, inputs // (6 * bk)))
@@ -189,9 +190,8 @@ def tiles_for(
     return Tiles(bm, bn, bk, splits, 8 if rows > 128 else 4, stages)
 
 
-def row_block(rows: int, dtype: torch.dtype) -> int:
-    """Rows of a block; the fast matrix instructions of Hopper take 64 of half precision or more."""
-    least = 16 if dtype == torch.float32 else 64
+def row_block(rows: int, least: int = 16) -> int:
+    """Rows of a block."""
     return min(128, max(least, int(triton.next_power_of_2(rows))))
 
 
@@ -201,7 +201,7 @@ def rank_block(rank: int) -> int:
 
 
 LATER_LINES = 8
-"""Lines of 128 bytes of each row."""
+"""Lines of 128 bytes of each row that `project` asks for."""
 
 
 def project(

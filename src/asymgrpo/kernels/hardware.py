@@ -7,6 +7,9 @@ import functools
 import torch
 import triton
 
+PROCESSORS = 132
+"""Of an H200, for which blocks are chosen."""
+
 
 def is_nvidia(device: torch.device) -> bool:
     """Whether kernels for the device may use NVIDIA's own instructions.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.decode_attention import Contexts, decode_attention
-from ..kernels.decode_gate import gated, strips_of
+from ..kernels.decode_gate import gains_ahead, gated, strips_of
 from ..kernels.decode_heads import NewTokens, place
 from ..kernels.decode_layer import add_norm
 from ..kernels.decode_projection import MOST_RANK, Projection, project
@@ -300,9 +300,7 @@ def fused_hidden(
             layer.window,
             arrived=counters.arrived[index],
         )
-        # The gate of more rows has fewer blocks on their way, and gains from what is there already.
-        asks = places is None and 64 < len(tokens) <= 128
-        later = (layer.gate.weight, layer.up.weight) if asks else None
+        later = (layer.gate.weight, layer.up.weight) if gains_ahead(len(tokens)) else None
         parts = project(attended.flatten(1), [layer.output], later=later)
         normed = add_norm(
             hidden, parts, layer.output.bias, layer.second_norm, plan.epsilon, plan.dtype
