@@ -21,6 +21,7 @@ class Rollout:
     entropies: list[float]
     ref_logps: list[float] | None = None
     sampling_weights: list[float] | None = None
+    sampling_logps: list[float] | None = None
 
 
 @dataclass
@@ -48,6 +49,9 @@ class Settings:
     aggregate: str = "sequence-mean"
     entropy_bonus: float = 0.0
     top_entropy: float = 1.0
+    correction: str = "none"
+    correction_max: float = 2.0
+    correction_min: float = 0.0
 
 
 @dataclass
@@ -110,6 +114,23 @@ def ratios(logps: list[float], old_logps: list[float], level: str) -> list[float
     if level == "sequence" and logs:
         logs = [sum(logs) / len(logs)] * len(logs)
     return [math.exp(value) for value in logs]
+
+
+def corrections(rollout: Rollout, s: Settings) -> list[float]:
+    """The weight of each token for what its sampler's log-prob differs by."""
+    n = len(rollout.logps)
+    if s.correction == "none":
+        return [1.0] * n
+    weights = []
+    for old, drawn in zip(rollout.old_logps, rollout.sampling_logps, strict=True):
+        weights.append(1.0 if math.isnan(drawn) else math.exp(old - drawn))
+    level, how = s.correction.split("-")
+    if level == "sequence":
+        weights = [math.prod(weights)] * n
+    low, high = s.correction_min, s.correction_max
+    if how == "truncate":
+        return [min(max(weight, low), high) for weight in weights]
+    return [weight if low <= weight <= high else 0.0 for weight in weights]
 
 
 def clip(value: float, low: float, high: float) -> tuple[float, float]:
@@ -230,9 +251,11 @@ def one_rollout(
     names = ("loss", "slope", "weight", "surrogate", "undiscounted", "kl", "quadrant", "clipped")
     out: dict[str, list[float]] = {name: [0.0] * n for name in names}
     out |= {"ratio": ratio, "discount": discount}
+    correction = corrections(rollout, s)
     for t in range(n):
         r, logp = ratio[t], rollout.logps[t]
         factor = (rollout.sampling_weights[t] if rollout.sampling_weights else 1.0) * keep[t]
+        factor *= correction[t]
         value, by_ratio, by_logp = surrogate(s, r, a, logp)
         out["undiscounted"][t] = value * factor
         out["surrogate"][t] = value * factor * discount[t]

@@ -74,6 +74,7 @@ def rollouts_of(batch: TokenBatch) -> list[Rollout]:
                 entropies=tokens(batch.entropies),
                 ref_logps=tokens(batch.ref_logps),
                 sampling_weights=tokens(batch.sampling_weights),
+                sampling_logps=tokens(batch.sampling_logps),
             )
         )
     return result

@@ -161,7 +161,11 @@ def test_configurations_and_batches_are_frozen():
 
 
 @pytest.mark.parametrize(
-    "column", ["old_logps", "mask", "advantages", "entropies", "ref_logps", "sampling_weights"]
+    "column",
+    [
+        *("old_logps", "mask", "advantages", "entropies", "ref_logps"),
+        *("sampling_weights", "sampling_logps"),
+    ],
 )
 def test_wrong_shapes_name_the_column(column):
     columns = {

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from asymgrpo import ALGORITHMS, Objective, ObjectiveConfig, TokenBatch, algorithm
 from asymgrpo.objective.advantage import BASELINES, SCALES, group_advantages
 from asymgrpo.objective.aggregate import AGGREGATES
+from asymgrpo.objective.correction import CORRECTIONS
 from asymgrpo.objective.horizon import APPLIES_TO, NORMALIZATIONS
 from asymgrpo.objective.kl import ESTIMATORS
 from asymgrpo.objective.ratio import CLIPS, LEVELS
@@ -43,6 +44,9 @@ configs = st.fixed_dictionaries(
         "aggregate": st.sampled_from(tuple(AGGREGATES)),
         "entropy_bonus": st.floats(-1, 1),
         "top_entropy": st.floats(0.01, 1),
+        "correction": st.sampled_from(tuple(CORRECTIONS)),
+        "correction_max": st.one_of(st.floats(1, 10), st.just(math.inf)),
+        "correction_min": st.floats(0, 1),
     }
 )
 
@@ -63,6 +67,7 @@ batches = st.fixed_dictionaries(
         "ref_logps": grid(logp),
         "entropies": grid(entropy),
         "sampling_weights": st.one_of(st.none(), grid(st.floats(0, 10, width=32))),
+        "sampling_logps": grid(st.one_of(logp, st.just(math.nan))),
         "mask": grid(st.booleans()),
     }
 )

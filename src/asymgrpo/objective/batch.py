@@ -34,6 +34,9 @@ class TokenBatch:
     """[B, T] under the reference; needed when beta > 0."""
     sampling_weights: Tensor | None = None
     """[B, T] or [B, 1]: correction for an engine whose log-probabilities differ."""
+    sampling_logps: Tensor | None = None
+    """[B, T] under the distribution that each token was drawn from, NaN where unknown; `correction`
+    makes further sampling weights of them."""
     vocab_size: int | None = None
     """Needed by entropy normalisation."""
     token_count: Tensor | float | None = None
@@ -49,7 +52,7 @@ class TokenBatch:
         if self.logps.dim() != 2:
             raise ValueError(f"logps must have shape [B, T], got {list(self.logps.shape)}")
         rows, columns = self.logps.shape
-        for name in ("old_logps", "mask", "entropies", "ref_logps"):
+        for name in ("old_logps", "mask", "entropies", "ref_logps", "sampling_logps"):
             self._check(name, "[B, T]", [rows, columns])
         self._check("advantages", "[B]", [rows])
         if self.sampling_weights is not None and self.sampling_weights.shape != (rows, 1):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from asymgrpo.objective.advantage import BASELINES, SCALES
 from asymgrpo.objective.aggregate import AGGREGATES
+from asymgrpo.objective.correction import CORRECTIONS
 from asymgrpo.objective.horizon import APPLIES_TO, NORMALIZATIONS
 from asymgrpo.objective.kl import ESTIMATORS
 from asymgrpo.objective.ratio import CLIPS, LEVELS
@@ -125,6 +126,23 @@ class KLConfig:
 
 
 @dataclass(frozen=True)
+class SamplingConfig:
+    """Weights for what the sampling engine's log-probs differ by."""
+
+    correction: str = "none"
+    """none | token-truncate (TIS) | token-mask (IcePop) | sequence-truncate | sequence-mask (MIS)"""
+    correction_max: float = 2.0
+    """The largest weight: larger ones are cut to it (truncate) or to 0 (mask)."""
+    correction_min: float = 0.0
+    """The smallest weight: smaller ones are raised to it (truncate) or cut to 0 (mask)."""
+
+    def __post_init__(self) -> None:
+        _one_of("correction", self.correction, CORRECTIONS)
+        _at_least("correction_min", self.correction_min)
+        _at_least("correction_max", self.correction_max, self.correction_min)
+
+
+@dataclass(frozen=True)
 class ObjectiveConfig:
     """An objective, piece by piece. The defaults are GRPO's.
 
@@ -140,6 +158,7 @@ class ObjectiveConfig:
     horizon: HorizonConfig = field(default_factory=HorizonConfig)
     ratio: RatioConfig = field(default_factory=RatioConfig)
     kl: KLConfig = field(default_factory=KLConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
     aggregate: str = "sequence-mean"
     """sequence-mean | token-mean | fixed-length"""
     entropy_bonus: float = 0.0

@@ -13,6 +13,7 @@ from torch import Tensor
 from asymgrpo.objective.aggregate import aggregate
 from asymgrpo.objective.batch import TokenBatch
 from asymgrpo.objective.config import ObjectiveConfig
+from asymgrpo.objective.correction import sampling_correction
 from asymgrpo.objective.entropy import top_entropy_threshold
 from asymgrpo.objective.horizon import discount, is_discounted
 from asymgrpo.objective.kl import kl_divergence
@@ -107,6 +108,8 @@ class Objective:
                     raise ValueError(f"entropies are needed by {name}")
         if config.kl.beta > 0 and batch.ref_logps is None:
             raise ValueError(f"ref_logps are needed by beta = {config.kl.beta}")
+        if config.sampling.correction != "none" and batch.sampling_logps is None:
+            raise ValueError(f"sampling_logps are needed by {config.sampling.correction}")
 
     def _weights(self, batch: TokenBatch) -> Tensor | None:
         """The horizon's weight [B, T], exactly 1 where it does not apply; None if nowhere."""
@@ -139,11 +142,25 @@ class Objective:
         surrogate = CLIPS[self.config.ratio.clip].surrogate(
             ratio, batch.advantages.unsqueeze(1), batch.logps, self.config.ratio
         )
-        for factor in (batch.sampling_weights, selected):
+        for factor in (batch.sampling_weights, self._correction(batch, old_logps), selected):
             if factor is not None:
                 surrogate = surrogate * factor
         undiscounted = surrogate.expand_as(batch.logps)
         return _Terms(ratio, undiscounted, undiscounted if weights is None else surrogate * weights)
+
+    def _correction(self, batch: TokenBatch, old_logps: Tensor) -> Tensor | None:
+        """Weights [B, T] or [B, 1] for what the sampler's log-probs differ by; None for none."""
+        sampling = self.config.sampling
+        if batch.sampling_logps is None:
+            return None
+        return sampling_correction(
+            old_logps,
+            batch.sampling_logps,
+            batch.mask,
+            sampling.correction,
+            low=sampling.correction_min,
+            high=sampling.correction_max,
+        )
 
     def _kl(self, batch: TokenBatch, ratio: Tensor) -> Tensor | None:
         if self.config.kl.beta == 0 or batch.ref_logps is None:
