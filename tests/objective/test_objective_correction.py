@@ -78,7 +78,7 @@ def test_the_importance_identity():
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match="correction must be one of none, token-truncate"):
         algorithm("grpo", correction="tis")
-    with pytest.raises(ValueError, match="correction_max must be at least 0.5"):
+    with pytest.raises(ValueError, match=r"correction_max must be at least 0\.5"):
         algorithm("grpo", correction="token-mask", correction_min=0.5, correction_max=0.4)
     with pytest.raises(ValueError, match="sampling_logps are needed by sequence-mask"):
         Objective(algorithm("grpo", correction="sequence-mask"))(random_batch(0))

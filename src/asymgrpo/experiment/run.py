@@ -27,10 +27,9 @@ from asymgrpo.experiment.secrets import redacted
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.models import Policy, load_policy, lora_config
-from asymgrpo.rollout import Sampling, choose_engine
+from asymgrpo.rollout import Sampling
 from asymgrpo.tasks import Task, load_task
 from asymgrpo.training.resuming import checkpoints, clear_leftovers, put_in_place, writing
-from asymgrpo.training.shrinking import ShrinkingEngine
 from asymgrpo.training.trl import AsymGRPOConfig, AsymGRPOTrainer
 
 VERSIONED = ("asymgrpo", "torch", "transformers", "trl", "accelerate", "peft", "datasets")
@@ -127,20 +126,19 @@ def prompts_needed(settings: RunSettings, config: AsymGRPOConfig) -> int:
 
 
 def held_out_evaluation(
-    settings: RunSettings, config: AsymGRPOConfig, policy: Policy, task: Task, model: Any
+    settings: RunSettings, config: AsymGRPOConfig, policy: Policy, task: Task, trainer: Any
 ) -> Any:
-    """A function from a step to its evaluation: the same problems and seeds at every step."""
-    engine, reason = choose_engine(settings.engine, model, policy.tokenizer)
-    if reason is not None:
-        print(f"held-out evaluation: {reason}", flush=True)
-    engine = ShrinkingEngine(engine, print)
+    """A function from a step to its evaluation: the same problems and seeds at every step.
+
+    It samples with the trainer's own engine, so that a run has one.
+    """
     test = task.examples("test")
     examples = [test[index] for index in range(min(settings.eval_problems, len(test)))]
     sampling = Sampling(max_new_tokens=config.max_completion_length, temperature=config.temperature)
 
     def evaluate(step: int) -> dict[str, Any]:
         return evaluate_policy(
-            engine,
+            trainer.engine(),
             policy.tokenizer,
             task,
             examples,
@@ -185,7 +183,7 @@ def build_trainer(
         callbacks=[Recorder(store), ConstantReward()],
     )
     if settings.eval_every:
-        evaluate = held_out_evaluation(settings, config, policy, task, trainer.model)
+        evaluate = held_out_evaluation(settings, config, policy, task, trainer)
         trainer.add_callback(HeldOut(store, evaluate, settings.eval_every))
     for noisy in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(noisy)
@@ -208,6 +206,8 @@ def train_run(settings: RunSettings, folder: Path, console: Console | None = Non
     trainer = build_trainer(settings, config, store, task, policy)
     with alone_in(folder) if config.process_index == 0 else contextlib.nullcontext():
         record = run_record(settings, config, folder, str(config.device))
+        if trainer.precision is not None:
+            record["precision"] = trainer.precision.record()
         before = store.run().get("seconds") or 0.0 if store.exists() else 0.0
         store.write_run(record | {"seconds": before})
         started = time.monotonic()

@@ -130,7 +130,7 @@ class SamplingConfig:
     """Weights for what the sampling engine's log-probs differ by."""
 
     correction: str = "none"
-    """none | token-truncate (TIS) | token-mask (IcePop) | sequence-truncate | sequence-mask (MIS)"""
+    """none | token-truncate (TIS) | sequence-truncate | token-mask (IcePop) | sequence-mask"""
     correction_max: float = 2.0
     """The largest weight: larger ones are cut to it (truncate) or to 0 (mask)."""
     correction_min: float = 0.0

@@ -22,17 +22,23 @@ class TokenBudget:
     """The most packed tokens of one pass, with activations held and without.
 
     `fixed` is a user's own figure for passes with activations; None asks for a measurement, which
-    needs a GPU: elsewhere there is no limit.
+    needs a GPU: elsewhere there is no limit. `free_memory` is asked before the budget is cut.
 
     >>> TokenBudget(None, print).tokens(trains=True) is None
     True
     """
 
-    def __init__(self, fixed: int | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        fixed: int | None,
+        say: Callable[[str], None],
+        free_memory: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._held = fixed
         self._forward_only: int | None = fixed
         self._measured = fixed is not None
         self._say = say
+        self._free_memory = free_memory
 
     def tokens(self, trains: bool) -> int | None:
         """The current budget; None is no limit."""
@@ -64,12 +70,20 @@ class TokenBudget:
         layers = causal.config.get_text_config().num_hidden_layers
         # The backward pass holds about two layers' worth of gradients beside the activations.
         bytes_a_token *= 1 + 2 / layers
-        self._held = int(_SHARE * _free_bytes(device) / max(bytes_a_token, 1.0))
+        bytes_a_token = max(bytes_a_token, 1.0)
+        self._held = int(_SHARE * _free_bytes(device) / bytes_a_token)
+        if self._held < sum(group.fed for group in groups) and self._free_memory():
+            self._held = int(_SHARE * _free_bytes(device) / bytes_a_token)
         self._forward_only = self._held * max(1, layers // 4)
 
-    def halve(self, trains: bool, tokens: int) -> None:
-        """After running out of memory on `tokens` packed tokens: half of what was tried."""
+    def halve(self, trains: bool, tokens: int) -> bool:
+        """After running out of memory on `tokens` packed tokens: half of what was tried.
+
+        Where others could free memory nothing is cut, and it says False.
+        """
         torch.cuda.empty_cache()
+        if self._free_memory():
+            return False
         tried = min(tokens, self.tokens(trains) or tokens)
         if tried <= 1:
             raise torch.OutOfMemoryError("out of memory on a single rollout")
@@ -78,6 +92,7 @@ class TokenBudget:
         else:
             self._forward_only = tried // 2
         self._say(f"out of memory in the update; going on with {tried // 2} tokens at a time")
+        return True
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -12,6 +12,8 @@ from transformers import TrainerCallback
 from asymgrpo.errors import UserError
 
 MOST_IN_A_ROW = 3
+SMALLEST_SCALE = 1.0
+"""A loss scale that no longer scales up: gradients that overflow below it are the run's own."""
 
 
 def gradients_are_finite(model: torch.nn.Module) -> bool:
@@ -41,6 +43,9 @@ class FiniteGuard(TrainerCallback):
         if gradients_are_finite(model):
             self.bad_steps = []
             return
+        if self._scaler_will_skip():
+            self.trainer._record(**{"gradient/skipped": 1.0})
+            return
         for parameter in model.parameters():
             parameter.grad = None  # the optimiser passes over what has none
         step = state.global_step + 1
@@ -57,6 +62,11 @@ class FiniteGuard(TrainerCallback):
                 f"the gradient was not finite in steps {steps}; their rollouts are in "
                 f"{path.parent}; lower learning_rate, or look at the rewards there"
             )
+
+    def _scaler_will_skip(self) -> bool:
+        """Whether float16's loss scaler expects this: it skips the step and halves its scale."""
+        scaler = self.trainer.accelerator.scaler
+        return scaler is not None and scaler.get_scale() > SMALLEST_SCALE
 
     def _rollouts(self) -> list[dict[str, Any]]:
         """The rollouts of the last slice that was used."""

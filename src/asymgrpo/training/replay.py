@@ -74,7 +74,9 @@ def _add_gradients(
         found = None
     if found is None:
         tokens = sum(group.fed for group in chunk)
-        ctx.budget.halve(True, tokens)
+        if not ctx.budget.halve(True, tokens):
+            _add_gradients(ctx, chunk, gradients, totals)
+            return
         halves = cut(chunk, ctx.budget.tokens(True))
         if len(halves) == 1:
             raise torch.OutOfMemoryError("out of memory on a single rollout")

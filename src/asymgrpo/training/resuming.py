@@ -13,7 +13,7 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,7 @@ class Resuming:
     _metrics: dict[str, Any]
     _staging: str | None = None
     _epochs_done: int = 0
+    _weights_to_save: Callable[[], dict[str, torch.Tensor] | None]
 
     def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
         if isinstance(resume_from_checkpoint, str):
@@ -173,6 +174,9 @@ class Resuming:
     def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:
         """transformers', but the settings that it saves beside the weights hold no token."""
         token, self.args.hub_token = self.args.hub_token, None
+        if state_dict is None and self._staging is None:
+            # A checkpoint's optimizer holds the masters; a saved model has nothing but itself.
+            state_dict = self._weights_to_save()
         try:
             super()._save(output_dir, state_dict)  # type: ignore[misc]
         finally:

@@ -34,6 +34,8 @@ class PackedScorer:
     float32. `compile_layers` compiles each decoder layer; by default on a GPU. `token_budget`
     caps the packed tokens whose activations are held at once; by default it is measured on a GPU
     and unlimited elsewhere. `say` receives a line when something changes that a user should know.
+    `free_memory` is called when memory is short, before anything is cut, and says whether it
+    freed some.
     """
 
     def __init__(
@@ -44,11 +46,12 @@ class PackedScorer:
         compile_layers: bool | None = None,
         token_budget: int | None = None,
         say: Callable[[str], None] = print,
+        free_memory: Callable[[], bool] = lambda: False,
     ) -> None:
         self.temperature = temperature
         self.float32_head = float32_head
         self.compile_layers = compile_layers
-        self.budget = TokenBudget(token_budget, say)
+        self.budget = TokenBudget(token_budget, say, free_memory)
         self._flex: bool | None = None
         self._compiled: dict[int, Callable[..., Any]] = {}
 
@@ -202,7 +205,10 @@ class PackedScorer:
         finally:
             causal.train(training)
         expected = logits.log_softmax(-1).gather(2, ids[:, 4:, None])[..., 0]
-        narrow = next(causal.parameters()).dtype in (torch.bfloat16, torch.float16)
+        types = {next(causal.parameters()).dtype, packed.dtype}
+        if torch.is_autocast_enabled(device.type):
+            types.add(torch.get_autocast_dtype(device.type))
+        narrow = not types.isdisjoint((torch.bfloat16, torch.float16))
         # Rounding is a small share of a log-prob on average; wrong positions or masks are not.
         error = float((packed - expected).abs().mean() / expected.abs().mean())
         if error <= (2e-2 if narrow else 1e-3):

@@ -37,13 +37,17 @@ class ShrinkingEngine:
             except torch.OutOfMemoryError:
                 self._halve(len(prompts))
 
+    def release(self) -> None:
+        """Frees what the engine keeps on a GPU between calls."""
+        release = getattr(self.engine, "release", None)
+        if release is not None:
+            release()
+
     def _halve(self, rows: int) -> None:
         tried = min(self.engine.most_rows, rows)
         if tried <= 1:
             raise torch.OutOfMemoryError("out of memory on a single rollout")
         self.engine.most_rows = tried // 2
-        release = getattr(self.engine, "release", None)
-        if release is not None:
-            release()
+        self.release()
         torch.cuda.empty_cache()
         self._say(f"out of memory in the rollout; going on with {tried // 2} rollouts at a time")

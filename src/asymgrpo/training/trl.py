@@ -7,6 +7,7 @@ data, distribution, logging and checkpoints are TRL's.
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
+from asymgrpo.errors import UserError
 from asymgrpo.objective.advantage import group_advantages
 from asymgrpo.objective.batch import TokenBatch
 from asymgrpo.objective.config import ObjectiveConfig
@@ -22,9 +24,13 @@ from asymgrpo.objective.entropy import top_entropy_threshold
 from asymgrpo.objective.objective import Objective
 from asymgrpo.objective.presets import OVERRIDES, algorithm
 from asymgrpo.rollout.choice import ENGINES, choose_engine
-from asymgrpo.rollout.records import Engine, Sampling
+from asymgrpo.rollout.compute_copy import ComputeCopy, RefreshedEngine
+from asymgrpo.rollout.records import Engine, Rollout, Sampling
 from asymgrpo.training.entropy_control import EntropyControl
 from asymgrpo.training.guard import FiniteGuard
+from asymgrpo.training.master_weights import MasterWeights
+from asymgrpo.training.old_logps import OLD, SAMPLED, OldLogps
+from asymgrpo.training.precision import Precision, apply_precision, model_precision
 from asymgrpo.training.recording import Recording, RolloutSink
 from asymgrpo.training.resuming import Resuming
 from asymgrpo.training.scorer import PackedScorer
@@ -32,6 +38,9 @@ from asymgrpo.training.seeds import rollout_seeds
 from asymgrpo.training.shrinking import ShrinkingEngine
 
 SCORERS = ("packed", "padded")
+ROLLOUT_DTYPES = ("auto", "float32", "bfloat16", "float16")
+FILTERED = "token-truncate"
+"""The correction where top-p, top-k, min-p or a penalty filter what is sampled."""
 
 TRL_OWN = {"beta": "beta", "delta": "delta", "bias_correction": "use_bias_correction_kl"}
 """Override keys that TRL has a field of its own for, which keeps its meaning."""
@@ -57,6 +66,10 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
     scorer: str = field(
         default="packed", metadata={"help": "How log-probabilities are computed: packed or padded."}
     )
+    rollout_dtype: str = field(
+        default="auto",
+        metadata={"help": "The type that rollouts run in; auto is the update's compute type."},
+    )
     baseline: str | None = None
     scale: str | None = None
     alpha: float | None = None
@@ -77,6 +90,9 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
     aggregate: str | None = None
     entropy_bonus: float | None = None
     top_entropy: float | None = None
+    correction: str | None = None
+    correction_max: float | None = None
+    correction_min: float | None = None
 
     # TRL's names for what the objective decides: None means unsaid, and anything that contradicts
     # the objective is refused. They hold the objective's values after construction.
@@ -92,7 +108,11 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
     def __post_init__(self) -> None:
         objective = self.objective()
         self._settle(objective)
-        for name, choices in (("engine", ENGINES), ("scorer", SCORERS)):
+        for name, choices in (
+            ("engine", ENGINES),
+            ("scorer", SCORERS),
+            ("rollout_dtype", ROLLOUT_DTYPES),
+        ):
             if getattr(self, name) not in choices:
                 raise ValueError(
                     f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
@@ -118,7 +138,27 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
         ours = {key: getattr(self, key) for key in OVERRIDES if key not in TRL_OWN}
         trls = {key: getattr(self, name) for key, name in TRL_OWN.items()}
         chosen = {key: value for key, value in (ours | trls).items() if value is not None}
-        return algorithm(self.algorithm, **chosen)
+        return algorithm(self.algorithm, **self._default_correction() | chosen)
+
+    def _default_correction(self) -> dict[str, Any]:
+        """TRL's correction for vLLM; token weights where filters shape what is sampled."""
+        vllm = self.use_vllm or self.engine == "vllm"
+        if vllm and self.vllm_importance_sampling_correction:
+            high, low = (
+                self.vllm_importance_sampling_clip_max,
+                self.vllm_importance_sampling_clip_min,
+            )
+            return {
+                "correction": self.vllm_importance_sampling_mode.replace("_", "-"),
+                "correction_max": math.inf if high is None else high,
+                "correction_min": 0.0 if low is None else low,
+            }
+        return {"correction": FILTERED} if self.filters_tokens and not vllm else {}
+
+    @property
+    def filters_tokens(self) -> bool:
+        """Whether sampling draws from another distribution than the scaled one that is scored."""
+        return bool(self.top_p != 1 or self.top_k or self.min_p or self.repetition_penalty != 1)
 
     def _settle(self, objective: ObjectiveConfig) -> None:
         """Give TRL's fields the objective's values; refuse those that say something else."""
@@ -196,10 +236,19 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
             raise TypeError(f"args must be an AsymGRPOConfig, got {type(config).__name__}")
         super().__init__(*args, **kwargs)
         self.objective = Objective(config.objective())
+        # The objective corrects for the sampler's log-probs, whichever engine samples.
+        self.vllm_importance_sampling_correction = False
+        self._behaviour_pass_due = False
+        self.precision = self._prepare_precision()
+        self._masters: MasterWeights | None = None
         self._engine: Engine | None = None
         self._turn = (-1, 0)  # the step that was last sampled for, and its turns so far
+        self._short_of_memory = False
         self._scorer = PackedScorer(
-            temperature=self.temperature, float32_head=config.cast_lm_head_to_fp32, say=self._say
+            temperature=self.temperature,
+            float32_head=config.cast_lm_head_to_fp32,
+            say=self._say,
+            free_memory=self._free_memory_for_update,
         )
         self._unpackable: dict[int, str | None] = {}
         self._vocab_size = self.model.config.get_text_config().vocab_size
@@ -207,6 +256,44 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
         self._rollout_batches = 0
         self._start_recording(rollout_sink, sample_every, sampled_groups)
         self.add_callback(FiniteGuard(self))
+        self.add_callback(OldLogps(self))
+
+    # Precision
+
+    @property
+    def _sharded(self) -> bool:
+        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
+    def _prepare_precision(self) -> Precision | None:
+        """Types of all weights, said in one line; FSDP and DeepSpeed have a policy of their own."""
+        if self._sharded:
+            return None
+        flags = {"bf16": bool(self.args.bf16), "fp16": bool(self.args.fp16)}
+        precision = model_precision(self.model, **flags, rollouts=self.args.rollout_dtype)
+        apply_precision(self.model, precision)
+        self._say(f"precision: {precision}")
+        return precision
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, over float32 masters where the model holds a narrower type."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self._masters is None and self.precision is not None and self.precision.masters:
+            # Buckets of data-parallel training have the parameters' own type.
+            alone = self.accelerator.num_processes == 1
+            self._masters = MasterWeights(optimizer, wide_gradients=alone)
+        return optimizer
+
+    def _weights_to_save(self) -> dict[str, Tensor] | None:
+        """The model's weights with masters in the place of what was rounded; None without any."""
+        masters = self._masters
+        if masters is None:
+            return None
+        model = self.accelerator.unwrap_model(self.model)
+        held = {p.data_ptr(): masters.of(p) for p in model.parameters()}
+        return {
+            name: held.get(tensor.data_ptr(), tensor).detach()
+            for name, tensor in model.state_dict().items()
+        }
 
     # Rollouts and advantages
 
@@ -223,39 +310,87 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
         has_tool_images: bool = False,
     ) -> tuple[list[list[int]], Any]:
         started = time.perf_counter()
-        if images is None and not multimodal_fields and self._native() is not None:
-            completions, logprobs = self._generate_natively(prompt_ids), None
+        completions: list[list[int]]
+        logprobs: list[list[float]] | None
+        if images is None and not multimodal_fields and self._samples_by_engine():
+            rollouts = self._sample(prompt_ids)
+            completions = [list(rollout.token_ids) for rollout in rollouts]
+            logprobs = [list(rollout.logps or ()) for rollout in rollouts]
         else:
             completions, logprobs = super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, num_generations, has_tool_images
             )
+            if logprobs is None:
+                self._correct_nothing()
         if self.model.training:
             self._seconds["rollout"] += time.perf_counter() - started
             self._sampled_tokens += sum(map(len, completions))
         return completions, logprobs
 
-    def _native(self) -> Engine | None:
-        """The native engine, or None where TRL samples, which is said once, with the reason."""
-        if self.args.engine == "native" and self._engine is None:
-            reason = self._not_native()
-            if reason is None:
-                model = self.accelerator.unwrap_model(self.model)
-                engine, reason = choose_engine("native", model, self._tokenizer)
-                self._engine = ShrinkingEngine(engine, self._say)
-            if reason is not None:
-                self._say(f"sampling by transformers: {reason}")
-                self._engine, self.args.engine = None, "transformers"
-        return self._engine
+    @property
+    def filters_tokens(self) -> bool:
+        """Whether sampling draws from another distribution than the scaled one that is scored."""
+        return bool(self.args.filters_tokens)
 
-    def _not_native(self) -> str | None:
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+    def _samples_by_engine(self) -> bool:
+        """Whether an engine of ours samples; why TRL does, where ours was asked for, is said."""
+        reason = self._trls_own()
+        if reason is not None and self.args.engine == "native":
+            self._say(f"sampling by transformers: {reason}")
+            self.args.engine = "transformers"
+        return reason is None
+
+    def _correct_nothing(self) -> None:
+        """Rollouts without log-probs: a correction that nobody asked for is left out."""
+        config = self.objective.config
+        if config.sampling.correction == "none":
+            return
+        if self.args.correction is not None:
+            raise UserError(
+                f"correction={self.args.correction} needs the sampler's log-probs, which TRL's "
+                "generate does not give: use engine=native or engine=transformers without "
+                "generation_kwargs, or leave correction unset"
+            )
+        self._say("sampled tokens are filtered and their log-probs unknown: not corrected")
+        self.objective = Objective(replace(config, sampling=type(config.sampling)()))
+
+    def _trls_own(self) -> str | None:
+        """Why TRL samples, and no engine of ours; None where one does."""
+        args = self.args
+        if args.engine == "vllm":
+            return "vLLM was asked for"
+        if self._sharded:
             return "the weights are sharded"
-        if self.args.generation_kwargs:
-            return "generation_kwargs are transformers' own"
+        if args.generation_kwargs or args.cache_implementation:
+            return "generation_kwargs and cache_implementation are transformers' own"
+        if args.use_transformers_continuous_batching or args.use_transformers_paged:
+            return "continuous batching is transformers' own"
         return None
 
-    def _generate_natively(self, prompt_ids: list[list[int]]) -> list[list[int]]:
-        assert self._engine is not None
+    def engine(self) -> Engine:
+        """What samples for training and for held-out evaluation, made at first use.
+
+        Where TRL samples for training, this is what evaluation uses.
+        """
+        if self._engine is None:
+            self._samples_by_engine()
+            self._engine = ShrinkingEngine(self._new_engine(self.args.engine), self._say)
+        return self._engine
+
+    def _new_engine(self, name: str) -> Engine:
+        model = self.accelerator.unwrap_model(self.model)
+        held = None
+        if self.precision is not None and self.precision.rollout_copy:
+            held = ComputeCopy(model, getattr(torch, self.precision.rollouts))
+        engine, reason = choose_engine(name, held.model if held else model, self._tokenizer)
+        if reason is not None:
+            self._say(f"sampling by transformers: {reason}")
+            if name == "native":
+                self.args.engine = "transformers"
+        return RefreshedEngine(engine, held) if held else engine
+
+    def _sample(self, prompt_ids: list[list[int]]) -> list[Rollout]:
+        engine = self.engine()
         sampling = Sampling(
             max_new_tokens=self.max_completion_length,
             temperature=self.temperature,
@@ -270,8 +405,26 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
         seeds = rollout_seeds(
             (self.args.seed, *self._turn, int(self.model.training)), first, len(prompt_ids)
         )
-        rollouts = self._engine.generate(prompt_ids, sampling, seeds)
-        return [list(rollout.token_ids) for rollout in rollouts]
+        rollouts = engine.generate(prompt_ids, sampling, seeds)
+        if self._short_of_memory:
+            self._release_engine()
+        return rollouts
+
+    def _free_memory_for_update(self) -> bool:
+        """Give the update what the engine keeps between rollouts, from now on; False if it has."""
+        if self._engine is None or self._short_of_memory:
+            return False
+        self._short_of_memory = True
+        self._release_engine()
+        self._say("short of memory: the engine's cache and graphs are freed during the update")
+        return True
+
+    def _release_engine(self) -> None:
+        release = getattr(self._engine, "release", None)
+        if release is not None:
+            release()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -284,6 +437,11 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
         compute_aux_loss: bool = False,
         **multimodal: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        if self._behaviour_pass_due:
+            # TRL's pass for the old log-probs, which come from the update's own pass instead.
+            self._behaviour_pass_due = False
+            nothing = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
+            return nothing, None, None
         plain = not compute_aux_loss and all(value is None for value in multimodal.values())
         if plain and self.args.scorer == "packed" and self._packs(model):
             with self.accelerator.autocast():
@@ -311,7 +469,8 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
     def _packs(self, model: Any) -> bool:
         """Whether rollouts are packed for this model; why not is said once."""
         if id(model) not in self._unpackable:
-            reason = self._scorer.supports(self.accelerator.unwrap_model(model))
+            with self.accelerator.autocast():
+                reason = self._scorer.supports(self.accelerator.unwrap_model(model))
             self._unpackable[id(model)] = reason
             if reason is not None:
                 self._say(f"scoring padded rollouts: {reason}")
@@ -326,7 +485,10 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         started = time.perf_counter()
+        generate_every = self.args.steps_per_generation * self.num_iterations
+        self._behaviour_pass_due = self.args.gradient_accumulation_steps % generate_every != 0
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        output.pop(OLD, None)
         rows = len(output["advantages"])
         first = self.accelerator.process_index * rows
         if self.multi_objective_aggregation == "sum_then_normalize":
@@ -350,16 +512,9 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
     # The loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        completion_mask = inputs["completion_mask"]
-        logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
-            model,
-            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-            torch.cat([inputs["prompt_mask"], completion_mask], dim=1),
-            completion_mask.size(1),
-            compute_entropy=True,
-            compute_aux_loss=self.aux_loss_enabled,
-            **{name: inputs[name] for name in FORWARD_INPUTS if name in inputs},
-        )
+        logps, entropies, aux_loss = self._score(model, inputs)
+        if self.model.training:
+            inputs.setdefault(OLD, logps.detach())  # the weights are still those that sampled
         batch = self._token_batch(inputs, logps, entropies)
         coefficient = self._entropy_coefficient()
         objective = Objective(replace(self.objective.config, entropy_bonus=coefficient))
@@ -374,6 +529,21 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
         self._sample_rollouts(inputs, batch, out)
         return loss
 
+    def _score(
+        self, model: Any, inputs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Log-probs and entropies [B, T] of a micro-batch, and TRL's auxiliary loss."""
+        completion_mask = inputs["completion_mask"]
+        return self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], completion_mask], dim=1),
+            completion_mask.size(1),
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+            **{name: inputs[name] for name in FORWARD_INPUTS if name in inputs},
+        )
+
     def _token_batch(
         self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None
     ) -> TokenBatch:
@@ -386,12 +556,13 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
         tokens = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes / slices
         return TokenBatch(
             logps=logps,
-            old_logps=inputs.get("old_per_token_logps"),
+            old_logps=inputs.get(OLD),
             mask=mask,
             advantages=inputs["advantages"],
             entropies=entropies,
             ref_logps=inputs.get("ref_per_token_logps"),
-            sampling_weights=self._sampling_weights(inputs, logps, mask),
+            sampling_weights=self._off_policy_mask(inputs, logps, mask),
+            sampling_logps=inputs.get(SAMPLED),
             vocab_size=self._vocab_size,
             token_count=tokens,
             rollout_count=len(mask),
@@ -399,22 +570,21 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
             entropy_threshold=self._entropy_threshold(entropies, mask),
         )
 
-    def _sampling_weights(
+    def _off_policy_mask(
         self, inputs: dict[str, Any], logps: Tensor, mask: Tensor
     ) -> Tensor | None:
-        """vLLM's importance weights and TRL's off-policy mask, [B, T] or [B, 1]."""
-        weights: Tensor | None = inputs.get("importance_sampling_ratio")
-        if self.off_policy_mask_threshold is not None:
-            old_logps = inputs.get("old_per_token_logps", logps.detach())
-            keep = self.get_off_policy_mask(
-                advantages=inputs["advantages"].unsqueeze(1),
-                per_token_logps=logps,
-                sampling_per_token_logps=inputs.get("sampling_per_token_logps", old_logps),
-                mask=mask,
-                off_policy_threshold=self.off_policy_mask_threshold,
-            )
-            weights = keep if weights is None else weights * keep
-        return weights
+        """TRL's mask [B, 1] of rollouts that are too far off the policy; None where not asked."""
+        if self.off_policy_mask_threshold is None:
+            return None
+        old_logps = inputs.get(OLD, logps.detach())
+        keep: Tensor = self.get_off_policy_mask(
+            advantages=inputs["advantages"].unsqueeze(1),
+            per_token_logps=logps,
+            sampling_per_token_logps=inputs.get(SAMPLED, old_logps),
+            mask=mask,
+            off_policy_threshold=self.off_policy_mask_threshold,
+        )
+        return keep
 
     def _entropy_threshold(self, entropies: Tensor | None, mask: Tensor) -> Tensor | None:
         """The threshold of top-entropy over the batches of all processes."""
