@@ -143,21 +143,48 @@ def test_token_mean_spans_the_accumulated_batch(saved_model: str, tmp_path: Path
     assert (whole - parts).norm() / whole.norm() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["tool_mask", "importance_sampling_ratio"])
-def test_masks_and_weights_reach_the_loss(name: str, saved_model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "correction",
+    [None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
+)
+def test_masks_and_weights_reach_the_loss(
+    correction: str | None, saved_model: str, tmp_path: Path
+) -> None:
     """As in stock TRL, on the same batch."""
     inputs = off_policy_inputs(2, beta=0.0)
     shape = inputs["completion_mask"].shape
     torch.manual_seed(0)
-    inputs[name] = torch.randint(0, 2, shape) if name == "tool_mask" else torch.rand(shape)
+    inputs["tool_mask"] = torch.randint(0, 2, shape)
+    sampled = inputs["old_per_token_logps"] + 0.3 * torch.randn(shape)
+    ours: dict[str, Any] = {}
+    if correction is not None:
+        mask = inputs["completion_mask"] * inputs["tool_mask"]
+        inputs["importance_sampling_ratio"] = trl_weights(
+            (inputs["old_per_token_logps"] - sampled) * mask, correction
+        )
+        inputs["sampling_per_token_logps"] = sampled
+        ours = {"correction": correction.replace("_", "-"), "correction_max": 1.3}
     losses = []
     for kind in ("trl", "ours"):
-        trainer = build(kind, tmp_path, "grpo", model=saved_model)
+        trainer = build(
+            kind, tmp_path, "grpo", model=saved_model, **(ours if kind == "ours" else {})
+        )
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
-        trainer.use_vllm = name == "importance_sampling_ratio"  # TRL reads the weights only then
+        trainer.use_vllm = correction is not None  # TRL reads the weights only then
         losses.append(trainer._compute_loss(trainer.model, dict(inputs)).item())
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def trl_weights(differences: torch.Tensor, mode: str) -> torch.Tensor:
+    """What TRL documents of its modes, with an upper bound of 1.3."""
+    level, how = mode.split("_")
+    if level == "sequence":
+        differences = differences.sum(1, keepdim=True)
+    weights = differences.exp()
+    if how == "truncate":
+        return weights.clamp(max=1.3)
+    return torch.where(weights > 1.3, 0.0, weights)
 
 
 def test_leave_one_out_advantages_reach_the_batch(saved_model: str, tmp_path: Path) -> None:

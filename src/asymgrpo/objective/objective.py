@@ -150,17 +150,11 @@ class Objective:
 
     def _correction(self, batch: TokenBatch, old_logps: Tensor) -> Tensor | None:
         """Weights [B, T] or [B, 1] for what the sampler's log-probs differ by; None for none."""
-        sampling = self.config.sampling
-        if batch.sampling_logps is None:
+        how, logps = self.config.sampling, batch.sampling_logps
+        if logps is None:
             return None
-        return sampling_correction(
-            old_logps,
-            batch.sampling_logps,
-            batch.mask,
-            sampling.correction,
-            low=sampling.correction_min,
-            high=sampling.correction_max,
-        )
+        bounds = {"low": how.correction_min, "high": how.correction_max}
+        return sampling_correction(old_logps, logps, batch.mask, how.correction, **bounds)
 
     def _kl(self, batch: TokenBatch, ratio: Tensor) -> Tensor | None:
         if self.config.kl.beta == 0 or batch.ref_logps is None:

@@ -31,6 +31,7 @@ from asymgrpo.training.guard import FiniteGuard
 from asymgrpo.training.master_weights import MasterWeights
 from asymgrpo.training.old_logps import OLD, SAMPLED, OldLogps
 from asymgrpo.training.precision import Precision, apply_precision, model_precision
+from asymgrpo.training.recorded_generate import recorded
 from asymgrpo.training.recording import Recording, RolloutSink
 from asymgrpo.training.resuming import Resuming
 from asymgrpo.training.scorer import PackedScorer
@@ -317,9 +318,11 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
             completions = [list(rollout.token_ids) for rollout in rollouts]
             logprobs = [list(rollout.logps or ()) for rollout in rollouts]
         else:
-            completions, logprobs = super()._generate_single_turn(
-                prompt_ids, images, multimodal_fields, num_generations, has_tool_images
-            )
+            with recorded(self.accelerator.unwrap_model(self.model)) as recorder:
+                completions, logprobs = super()._generate_single_turn(
+                    prompt_ids, images, multimodal_fields, num_generations, has_tool_images
+                )
+            logprobs = recorder.logps(completions) if logprobs is None else logprobs
             if logprobs is None:
                 self._correct_nothing()
         if self.model.training:
@@ -333,7 +336,9 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
         return bool(self.args.filters_tokens)
 
     def _samples_by_engine(self) -> bool:
-        """Whether an engine of ours samples; why TRL does, where ours was asked for, is said."""
+        """Whether the native engine samples; where it was asked for and cannot, it is said why."""
+        if self._trls_own() is None:
+            self.engine()  # which may find that the model does not run on it
         reason = self._trls_own()
         if reason is not None and self.args.engine == "native":
             self._say(f"sampling by transformers: {reason}")
@@ -347,24 +352,21 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
             return
         if self.args.correction is not None:
             raise UserError(
-                f"correction={self.args.correction} needs the sampler's log-probs, which TRL's "
-                "generate does not give: use engine=native or engine=transformers without "
-                "generation_kwargs, or leave correction unset"
+                f"correction={self.args.correction} needs the sampler's log-probs, which this way "
+                "of sampling does not give: use engine=native, or leave correction unset"
             )
         self._say("sampled tokens are filtered and their log-probs unknown: not corrected")
         self.objective = Objective(replace(config, sampling=type(config.sampling)()))
 
     def _trls_own(self) -> str | None:
-        """Why TRL samples, and no engine of ours; None where one does."""
+        """Why TRL samples, and not the native engine; None where that does."""
         args = self.args
-        if args.engine == "vllm":
-            return "vLLM was asked for"
+        if args.engine != "native":
+            return f"{args.engine} was asked for"
         if self._sharded:
             return "the weights are sharded"
         if args.generation_kwargs or args.cache_implementation:
             return "generation_kwargs and cache_implementation are transformers' own"
-        if args.use_transformers_continuous_batching or args.use_transformers_paged:
-            return "continuous batching is transformers' own"
         return None
 
     def engine(self) -> Engine:
@@ -373,21 +375,19 @@ class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type
         Where TRL samples for training, this is what evaluation uses.
         """
         if self._engine is None:
-            self._samples_by_engine()
-            self._engine = ShrinkingEngine(self._new_engine(self.args.engine), self._say)
+            model = self.accelerator.unwrap_model(self.model)
+            held = None
+            if self.precision is not None and self.precision.rollout_copy:
+                held = ComputeCopy(model, getattr(torch, self.precision.rollouts))
+            runs = model if held is None else held.model
+            engine, reason = choose_engine(self.args.engine, runs, self._tokenizer)
+            if reason is not None:
+                self._say(f"sampling by transformers: {reason}")
+                if self.args.engine == "native":
+                    self.args.engine = "transformers"
+            engine = engine if held is None else RefreshedEngine(engine, held)
+            self._engine = ShrinkingEngine(engine, self._say)
         return self._engine
-
-    def _new_engine(self, name: str) -> Engine:
-        model = self.accelerator.unwrap_model(self.model)
-        held = None
-        if self.precision is not None and self.precision.rollout_copy:
-            held = ComputeCopy(model, getattr(torch, self.precision.rollouts))
-        engine, reason = choose_engine(name, held.model if held else model, self._tokenizer)
-        if reason is not None:
-            self._say(f"sampling by transformers: {reason}")
-            if name == "native":
-                self.args.engine = "transformers"
-        return RefreshedEngine(engine, held) if held else engine
 
     def _sample(self, prompt_ids: list[list[int]]) -> list[Rollout]:
         engine = self.engine()
