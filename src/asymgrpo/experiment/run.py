@@ -55,6 +55,8 @@ def trainer_config(settings: RunSettings, folder: Path) -> AsymGRPOConfig:
         "report_to": default_trackers(),
     }
     if not torch.cuda.is_available():
+        if given.get("fp16"):
+            raise UserError("fp16 needs a GPU; set bf16=true, or leave both out")
         defaults |= {"bf16": False, "use_cpu": True, "gradient_checkpointing": False}
     try:
         return AsymGRPOConfig(**(defaults | given | fixed))
