@@ -3,10 +3,11 @@
     python benchmarks/master_weights.py [--model smollm2-135m] [--steps 200] [--rate 1e-6]
 
 Every way trains the same model on the same batches (the arithmetic task's worked answers,
-next-token loss). Printed: the share of weights that changed, the distance to the float32 run relative to the
-distance that the float32 run went, milliseconds of an optimiser step, bytes a weight of weights,
-gradients and optimiser state. torchao (stochastic rounding) and optimi (Kahan summation) take part
-where they are installed. The ratio of our distance to pure bfloat16's comes last.
+next-token loss). Printed: the share of weights that changed, the distance to the float32 run
+relative to the distance that the float32 run went, milliseconds of an optimiser step, and bytes per
+weight of weights, gradients and optimiser state. torchao (stochastic rounding) and optimi (Kahan
+summation) take part where they are installed. The ratio of our distance to pure bfloat16's comes
+last.
 """
 
 from __future__ import annotations
