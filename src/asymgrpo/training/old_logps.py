@@ -50,12 +50,16 @@ class OldLogps(TrainerCallback):
         slices = trainer._buffered_inputs or []
         for inputs in slices:
             if OLD not in inputs:
-                with torch.enable_grad():
-                    logps = trainer._score(trainer.model, inputs)[0]
-                inputs[OLD] = logps.detach()
+                inputs[OLD] = self._scored(inputs)
         if slices and SAMPLED in slices[0] and self._compared != trainer._rollout_batches:
             self._compared = trainer._rollout_batches
             self._compare(slices)
+
+    def _scored(self, inputs: dict[str, Any]) -> Tensor:
+        """As the update scores it, so with a graph, which dies here, before the next one's."""
+        with torch.enable_grad():
+            logps: Tensor = self.trainer._score(self.trainer.model, inputs)[0]
+        return logps.detach()
 
     def _compare(self, slices: list[dict[str, Any]]) -> None:
         """Log how far the sampler's log-probs are from these, and warn when that jumps."""

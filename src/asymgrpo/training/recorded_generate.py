@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor
 
 
 class TokenRecorder(LogitsProcessor):
@@ -16,24 +16,24 @@ class TokenRecorder(LogitsProcessor):
 
     def __init__(self) -> None:
         self._columns: list[Tensor] = []
-        self._waiting: Tensor | None = None
+        self._last: Tensor | None = None  # [B, V], whose token is not known yet
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.observe(input_ids)
-        self._waiting = scores.float().log_softmax(-1)  # [B, V]
+        self._take(input_ids[:, -1:])
+        self._last = scores.float().log_softmax(-1)
         return scores
 
-    def observe(self, ids: Tensor) -> None:
-        """Note the log-prob of the last token of `ids` [B, L], which was drawn since the call."""
-        if self._waiting is not None:
-            self._columns.append(self._waiting.gather(1, ids[:, -1:]))
-            self._waiting = None
+    def _take(self, tokens: Tensor) -> None:
+        if self._last is not None:
+            self._columns.append(self._last.gather(1, tokens.to(self._last.device)))
 
     def logps(self, completions: list[list[int]]) -> list[list[float]] | None:
-        """Those of each completion, in order; None where nothing was recorded."""
+        """Those of each completion's tokens; None where `generate` drew none of them."""
         longest = max(map(len, completions), default=0)
-        if len(self._columns) < longest or not self._columns:
+        if self._last is None or len(self._columns) + 1 != longest:
             return None
+        ends = [tokens[-1] if len(tokens) == longest else 0 for tokens in completions]
+        self._take(torch.tensor(ends)[:, None])
         rows = torch.cat(self._columns, 1).tolist()
         return [row[: len(tokens)] for row, tokens in zip(rows, completions, strict=True)]
 
@@ -53,21 +53,21 @@ def recorded(model: nn.Module) -> Iterator[TokenRecorder]:
     """
     recorder = TokenRecorder()
     holder: Any = model
-    generate = holder.generate
-    own = "generate" in vars(model)
+    if hasattr(holder, "get_base_model"):
+        holder = holder.get_base_model()
+    processors = getattr(holder, "_get_logits_processor", None)
+    if processors is None:  # not a model of transformers': nothing will be recorded
+        yield recorder
+        return
 
-    def recording(*args: Any, **kwargs: Any) -> Any:
-        others = kwargs.pop("logits_processor", None) or []
-        processors = LogitsProcessorList([*others, recorder])
-        output = generate(*args, logits_processor=processors, **kwargs)
-        recorder.observe(output if isinstance(output, Tensor) else output.sequences)
-        return output
+    def with_recorder(*args: Any, **kwargs: Any) -> Any:
+        # A user's own processors stand before temperature and filters; this one must stand last.
+        found = processors(*args, **kwargs)
+        found.append(recorder)
+        return found
 
-    holder.generate = recording
+    holder._get_logits_processor = with_recorder
     try:
         yield recorder
     finally:
-        if own:
-            holder.generate = generate
-        else:
-            del holder.generate
+        del holder._get_logits_processor
