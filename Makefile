@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench fuzz clean
+.PHONY: demo test lint bench fuzz gpu-check clean
 
 demo: $(VENV)/.ready
 	$(BIN)/asymgrpo compare --config recipes/demo.yaml
@@ -20,6 +20,9 @@ bench: $(VENV)/.ready
 
 fuzz: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/fuzz.py --inputs 100000
+
+gpu-check: $(VENV)/.ready
+	$(BIN)/python scripts/gpu_check.py --jobs 8
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
