@@ -5,7 +5,7 @@ PYTHON ?= $(shell $(BIN)/python -c 'print("$(BIN)/python")' 2>/dev/null || echo 
 LEAST := $(shell sed -n 's/^requires-python = ">=\(.*\)"/\1/p' pyproject.toml)
 export TORCH
 
-.PHONY: demo test lint bench fuzz lock check-lock check-wheel clean set-up set-up-dev python
+.PHONY: demo test lint bench fuzz lock check-lock check-triton check-wheel clean set-up set-up-dev python
 
 demo: set-up
 	$(BIN)/asymgrpo compare --config demo
@@ -31,6 +31,10 @@ lock: .tools/.ready
 # That the pins hold: a table of every supported Python and platform.
 check-lock: .tools/.ready
 	.tools/bin/python scripts/lock.py --check
+
+# The kernels with the Triton that torch brings and with the newest.
+check-triton: set-up-dev .tools/.ready
+	.tools/bin/python scripts/check_triton.py $(BIN)/python
 
 # That the wheel has all that it needs, away from the checkout.
 check-wheel: set-up-dev .tools/.ready

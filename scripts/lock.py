@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,34 +75,35 @@ def lock(upgrade: bool) -> None:
     print(f"wrote {CONSTRAINTS.name}: {len(kept)} pins")
 
 
-def check() -> int:
-    """Resolve under the pins for each Python and platform; how many of them fail."""
+def row(platform: str, python: str, pinned: set[str]) -> tuple[str, bool]:
+    """A line of the table, and whether the pins hold there."""
+    place = f"{platform:<14}{python:<8}"
+    target = ("--python-version", python, "--python-platform", PLATFORMS[platform])
+    try:
+        lines = resolve("--constraint", str(CONSTRAINTS), *target)
+    except Unresolvable as error:
+        return f"{place}{error}", False
+    versions = dict(line.split("==") for line in lines)
+    line = f"{place}{len(lines):<10}{versions['torch']:<10}{versions.get('triton', '-')}"
+    missing = [n for n in versions if n not in pinned and not TORCHS_OWN.fullmatch(n)]
+    if missing:
+        return f"{line}\n  not pinned: {', '.join(missing)}; run `make lock`", False
+    return line, True
+
+
+def check() -> bool:
+    """Resolve under the pins for each Python and platform; whether they hold for all."""
     pinned = {name_of(line) for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines()}
-    failed = 0
-    print(f"{'platform':<14}{'Python':<8}{'packages':<10}{'torch':<10}{'triton':<8}")
-    for platform, tag in PLATFORMS.items():
-        for python in PYTHONS:
-            place = f"{platform:<14}{python:<8}"
-            target = ("--python-version", python, "--python-platform", tag)
-            try:
-                lines = resolve("--constraint", str(CONSTRAINTS), *target)
-            except Unresolvable as error:
-                print(f"{place}{error}")
-                failed += 1
-                continue
-            versions = dict(line.split("==") for line in lines)
-            print(
-                f"{place}{len(lines):<10}{versions['torch']:<10}{versions.get('triton', '-'):<8}",
-                flush=True,
-            )
-            missing = [n for n in versions if n not in pinned and not TORCHS_OWN.fullmatch(n)]
-            if missing:
-                print(f"  not pinned: {', '.join(missing)}; run `make lock`")
-                failed += 1
-    return failed
+    places = [(platform, python) for platform in PLATFORMS for python in PYTHONS]
+    print(f"{'platform':<14}{'Python':<8}{'packages':<10}{'torch':<10}triton")
+    with ThreadPoolExecutor(3) as pool:
+        rows = list(pool.map(lambda place: row(*place, pinned), places))
+    for line, _ in rows:
+        print(line)
+    return all(holds for _, holds in rows)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--check"]:
-        sys.exit(1 if check() else 0)
+        sys.exit(not check())
     lock(upgrade=sys.argv[1:] == ["--upgrade"])

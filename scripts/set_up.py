@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,10 @@ FAILURES = {
     r"Retry\(total=0|Max retries exceeded|ConnectionError|ReadTimeout|IncompleteRead": (
         "pip reached no package index: check the network and pip's index and proxy settings, "
         f"{AGAIN}"
+    ),
+    r"from versions: none": (
+        f"pip found no build for Python {platform.python_version()} on {platform.machine()}: pass "
+        f"another Python (PYTHON=) or torch (TORCH=), or check pip's index settings, {AGAIN}"
     ),
 }
 """What pip may say, and the line that stands for it; the first match counts."""
@@ -97,10 +102,11 @@ def planned(arguments: list[str]) -> list[dict[str, Any]]:
     return packages
 
 
-def download_size(url: str) -> int | None:
-    """Bytes of a file on the network; 0 for one on this machine, None where nobody says."""
-    if not url.startswith("http"):
-        return 0
+def file_size(url: str) -> int | None:
+    """Bytes of a file, on the network or on this machine; None where nobody says."""
+    if url.startswith("file:"):
+        path = urllib.request.url2pathname(urllib.parse.urlsplit(url).path)
+        return os.path.getsize(path) if os.path.isfile(path) else 0
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=20) as got:
             length = got.headers.get("Content-Length")
@@ -117,26 +123,27 @@ def readable(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(1, round(size / 1e6))} MB"
 
 
-def plan_line(packages: list[dict[str, Any]]) -> tuple[str, int]:
-    """How many packages and how much to download, in words; and the bytes that are known of."""
-    urls = [package["download_info"]["url"] for package in packages]
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        sizes = list(pool.map(download_size, urls))
-    known = sum(size for size in sizes if size)
-    if not packages:
-        return "nothing to install", 0
-    count = f"{len(packages)} package{'s' if len(packages) > 1 else ''}"
-    if any(size is None for size in sizes):
-        return f"{count}, download of unknown size", known
-    return (
-        f"{count}, {readable(known)} to download" if known else f"{count}, none to download",
-        known,
-    )
+def in_words(urls: list[str], sizes: list[int | None]) -> str:
+    """How many packages there are to install, and how much of them to download.
+
+    >>> in_words(["https://a/a.whl", "https://a/b.whl"], [2_000_000, 1_000_000])
+    '2 packages, 3 MB to download'
+    >>> in_words(["file:///a.whl"], [2_000_000]), in_words(["https://a/a.whl"], [None])
+    ('1 package, nothing to download', '1 package, size of the download unknown')
+    """
+    if not urls:
+        return "nothing to install"
+    count = f"{len(urls)} package{'s' if len(urls) > 1 else ''}"
+    remote = [size for url, size in zip(urls, sizes, strict=True) if not url.startswith("file:")]
+    if None in remote:
+        return f"{count}, size of the download unknown"
+    download = sum(filter(None, remote))
+    return f"{count}, {readable(download) if download else 'nothing'} to download"
 
 
-def check_space(download: int) -> None:
-    """Refuse before a download for which there is no room; a wheel unpacks to about twice."""
-    for place, needed in ((str(ROOT), 2 * download), (tempfile.gettempdir(), download)):
+def check_space(wheels: int) -> None:
+    """Refuse before a download for which there is no room; wheels unpack to twice their size."""
+    for place, needed in ((str(ROOT), 2 * wheels), (tempfile.gettempdir(), wheels)):
         free = shutil.disk_usage(place).free
         if free < needed:
             raise SetUpError(
@@ -157,9 +164,11 @@ def install(name: str, arguments: list[str]) -> None:
     """One stage: say what it takes, do it, say what it took."""
     start, before = time.monotonic(), size_of(VENV)
     print(f"  {name:<12}", end="", flush=True)
-    words, download = plan_line(planned(arguments))
-    print(words, end=" ... ", flush=True)
-    check_space(download)
+    urls = [package["download_info"]["url"] for package in planned(arguments)]
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        sizes = list(pool.map(file_size, urls))
+    print(in_words(urls, sizes), end=" ... ", flush=True)
+    check_space(sum(filter(None, sizes)))
     with unfinished():
         pip("install", *arguments)
     grown = max(0, size_of(VENV) - before)
