@@ -131,8 +131,6 @@ def in_words(urls: list[str], sizes: list[int | None]) -> str:
     >>> in_words(["file:///a.whl"], [2_000_000]), in_words(["https://a/a.whl"], [None])
     ('1 package, nothing to download', '1 package, size of the download unknown')
     """
-    if not urls:
-        return "nothing to install"
     count = f"{len(urls)} package{'s' if len(urls) > 1 else ''}"
     remote = [size for url, size in zip(urls, sizes, strict=True) if not url.startswith("file:")]
     if None in remote:
@@ -167,6 +165,9 @@ def install(name: str, arguments: list[str]) -> None:
     urls = [package["download_info"]["url"] for package in planned(arguments)]
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         sizes = list(pool.map(file_size, urls))
+    if not urls:
+        print("already there")
+        return
     print(in_words(urls, sizes), end=" ... ", flush=True)
     check_space(sum(filter(None, sizes)))
     with unfinished():
@@ -247,9 +248,22 @@ def read_stamp() -> dict[str, Any]:
     return done
 
 
+def is_usable(done: dict[str, Any], torch: str) -> bool:
+    """Whether the environment can stay: whole, of this Python, in its place, of the torch chosen.
+
+    With another torch asked for, pip would be content with the one that is there.
+    """
+    return (
+        not UNFINISHED.exists()
+        and same_python()
+        and done.get("root", str(ROOT)) == str(ROOT)
+        and torch in ("", done.get("torch"))
+    )
+
+
 def set_up(extra: str, torch: str) -> None:
     done = read_stamp()
-    fresh = UNFINISHED.exists() or not same_python() or done.get("root", str(ROOT)) != str(ROOT)
+    fresh = not is_usable(done, torch)
     done = {} if fresh else done
     goal = wanted(extra, torch, done)
     if goal == done:

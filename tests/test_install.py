@@ -128,7 +128,9 @@ def test_what_is_ready_is_left_alone_until_the_pins_change(copy: Path) -> None:
     done = run_set_up(copy)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert set_up.wanted("", "", stamp) == stamp
-    assert set_up.wanted("", "torch==2.12.0", stamp) != stamp
+    assert set_up.is_usable(stamp, "")
+    assert not set_up.is_usable(stamp, "torch==2.12.0")
+    assert not set_up.is_usable(stamp | {"root": "/elsewhere"}, "")
     with (copy / "constraints.txt").open("a") as file:
         file.write("six==1.17.0\n")
     assert "setting up .venv" in run_set_up(copy, "sys.modules['ensurepip'] = None").stdout
