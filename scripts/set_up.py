@@ -269,7 +269,8 @@ def set_up(extra: str, torch: str) -> None:
     if goal == done:
         return
     start = time.monotonic()
-    print(f"setting up {VENV.name}, once; if it is cut off, the same command starts it again")
+    doing = "updating" if done else "setting up"
+    print(f"{doing} {VENV.name}, once; if it is cut off, the same command starts it again")
     make_environment(fresh)
     pinned = re.search(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     install("torch", shlex.split(goal["torch"]) or [pinned.group() if pinned else "torch"])

@@ -133,7 +133,7 @@ def test_what_is_ready_is_left_alone_until_the_pins_change(copy: Path) -> None:
     assert not set_up.is_usable(stamp | {"root": "/elsewhere"}, "")
     with (copy / "constraints.txt").open("a") as file:
         file.write("six==1.17.0\n")
-    assert "setting up .venv" in run_set_up(copy, "sys.modules['ensurepip'] = None").stdout
+    assert "updating .venv" in run_set_up(copy, "sys.modules['ensurepip'] = None").stdout
 
 
 def test_torch_stays_the_one_that_was_chosen(copy: Path) -> None:
