@@ -1,37 +1,64 @@
-PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What the environment was made with; before there is one, python3.
+PYTHON ?= $(shell $(BIN)/python -c 'print("$(BIN)/python")' 2>/dev/null || echo python3)
+LEAST := $(shell sed -n 's/^requires-python = ">=\(.*\)"/\1/p' pyproject.toml)
+export TORCH
 
-.PHONY: demo test lint bench fuzz gpu-check clean
+.PHONY: demo test lint bench fuzz gpu-check lock check-lock check-triton check-wheel clean set-up set-up-dev python
 
-demo: $(VENV)/.ready
-	$(BIN)/asymgrpo compare --config recipes/demo.yaml
+demo: set-up
+	$(BIN)/asymgrpo compare --config demo
 
-test: $(VENV)/.ready
+test: set-up-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
-lint: $(VENV)/.ready
+lint: set-up-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.ready
+bench: set-up-dev
 	for file in $$(grep -l __main__ benchmarks/*.py); do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-fuzz: $(VENV)/.ready
+fuzz: set-up-dev
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/fuzz.py --inputs 100000
 
-gpu-check: $(VENV)/.ready
+# Every combination of types, engines and scorers, trained on the GPU of this machine.
+gpu-check: set-up-dev
 	$(BIN)/python scripts/gpu_check.py --jobs 8
 
-clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+# Resolves pyproject.toml anew, for every supported Python and platform, into constraints.txt.
+lock: .tools/.ready
+	.tools/bin/python scripts/lock.py $(if $(UPGRADE),--upgrade)
 
-# torch comes first and pinned: asked for as another package's dependency, pip may fetch a newer
-# build with several gigabytes of CUDA libraries.
-$(VENV)/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+# That the pins hold: a table of every supported Python and platform.
+check-lock: .tools/.ready
+	.tools/bin/python scripts/lock.py --check
+
+# The kernels with the Triton that torch brings and with the newest.
+check-triton: set-up-dev .tools/.ready
+	.tools/bin/python scripts/check_triton.py $(BIN)/python
+
+# That the wheel has all that it needs, away from the checkout.
+check-wheel: set-up-dev .tools/.ready
+	.tools/bin/python scripts/check_wheel.py $(BIN)/python
+
+clean:
+	rm -rf $(VENV) .tools build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+set-up: python
+	@$(PYTHON) scripts/set_up.py
+
+set-up-dev: python
+	@$(PYTHON) scripts/set_up.py dev
+
+python:
+	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here: pass PYTHON=, Python $(LEAST) or newer" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < tuple(map(int, "$(LEAST)".split("."))))' || \
+	{ echo "asymgrpo needs Python $(LEAST) or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): pass another, as in PYTHON=python3.12" >&2; exit 2; }
+
+.tools/.ready: | python
+	@$(PYTHON) -m venv .tools
+	@.tools/bin/python -m pip install --quiet --disable-pip-version-check uv build
+	@touch $@

@@ -3,7 +3,7 @@
 `1.5b` has the shape of Qwen2.5-1.5B with random weights, bfloat16 and LoRA r=16 on every linear
 layer, 16 prompts of about 100 tokens with 8 rollouts of 256 tokens. Its model lies in a folder,
 since vLLM loads from one. `demo` is the demo itself: the built-in model, all of its parameters
-trained, on the built-in task with the settings of `recipes/demo.yaml`.
+trained, on the built-in task with the settings of the recipe `demo`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ import datasets
 import tokenizers
 import torch
 import transformers
-import yaml
 from peft import LoraConfig
 from update import SHAPES
 
 from asymgrpo.experiment.data import load_reward, training_set
+from asymgrpo.experiment.settings import load_recipe
 from asymgrpo.models import load_policy
 from asymgrpo.tasks import load_task
-
-RECIPE = Path(__file__).parent.parent / "recipes" / "demo.yaml"
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def subject(name: str, folder: Path) -> Subject:
 
 
 def _demo() -> Subject:
-    recipe = yaml.safe_load(RECIPE.read_text())
+    recipe = load_recipe("demo")
     names = (
         "per_device_train_batch_size",
         "steps_per_generation",

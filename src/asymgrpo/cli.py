@@ -26,7 +26,9 @@ console = Console()
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="key=value: any field of the trainer's.")
 ]
-Config = Annotated[Path | None, typer.Option("--config", help="A recipe or a spec in YAML.")]
+Config = Annotated[
+    str | None, typer.Option("--config", help="A recipe's name, or a recipe or spec in YAML.")
+]
 Algorithm = Annotated[str | None, typer.Option(help="A name that `asymgrpo algorithms` lists.")]
 Model = Annotated[
     str | None, typer.Option(help="tiny, a hub id, a folder, an adapter, a .gguf file.")
@@ -296,7 +298,7 @@ def _print_rows(rows: list[dict[str, str]]) -> None:
         console.print(table, highlight=False)
 
 
-def _recipe(config: Path | None) -> dict[str, Any]:
+def _recipe(config: str | None) -> dict[str, Any]:
     from asymgrpo.experiment.settings import load_recipe
 
     return load_recipe(config) if config else {}

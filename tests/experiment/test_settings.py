@@ -15,15 +15,16 @@ from asymgrpo.experiment.settings import (
     load_recipe,
     make_settings,
     parse_assignments,
+    recipe_files,
 )
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+RECIPES = recipe_files()
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_resolves_without_a_network(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_resolves_without_a_network(name: str, tmp_path: Path) -> None:
     """To the trainer's own configuration, on a machine without a GPU."""
-    recipe = load_recipe(path)
+    recipe = load_recipe(name)
     recipe.pop("bf16", None)  # refused without a GPU, by transformers
     if "algorithms" in recipe:
         spec = {key: recipe.pop(key) for key in ("algorithms", "seeds")}
@@ -38,9 +39,9 @@ def test_every_recipe_resolves_without_a_network(path: Path, tmp_path: Path) -> 
         assert config.learning_rate == pytest.approx(float(entry.trainer["learning_rate"]))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_says_what_to_expect(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_says_what_to_expect(name: str) -> None:
+    text = RECIPES[name].read_text(encoding="utf-8")
     assert "description:" in text
     assert "expect:" in text
 
@@ -113,6 +114,24 @@ def test_a_missing_or_binary_recipe(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="cannot be read"):
         load_recipe(tmp_path / "binary.yaml")
+
+
+def test_a_name_is_a_recipe_of_the_package_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").write_text("algorithm: rloo\n")
+    assert load_recipe("demo")["algorithms"] == ["grpo", "ah-grpo", "sa-ah-grpo", "abc-grpo"]
+    assert load_recipe("./demo") == {"algorithm": "rloo"}
+
+
+def test_an_unknown_name_lists_the_recipes() -> None:
+    with pytest.raises(UserError) as caught:
+        load_recipe("demos")
+    line = str(caught.value)
+    assert line.startswith("no recipe at demos; pass the path of a YAML file, or one of ")
+    assert all(name in line for name in RECIPES)
+    assert len(RECIPES) == 12
 
 
 def test_assignments_are_yaml() -> None:

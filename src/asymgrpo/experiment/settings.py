@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,23 @@ RECIPE_NOTES = ("description", "expect", "paper")
 """Keys of a recipe that are for its reader."""
 
 
-def load_recipe(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file, its notes left out.
+def recipe_files() -> dict[str, Path]:
+    """The recipes that come with the package, by the names that `--config` takes.
+
+    >>> recipe_files()["demo"].name
+    'demo.yaml'
+    """
+    folder = Path(str(files("asymgrpo"))) / "recipes"
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
+def load_recipe(name: str | Path) -> dict[str, Any]:
+    """The mapping in a recipe that comes with the package, or in a YAML file; its notes left out.
+
+    A name of the package's goes before a file of that name here; `./demo` is the file.
+
+    >>> load_recipe("demo")["algorithms"]
+    ['grpo', 'ah-grpo', 'sa-ah-grpo', 'abc-grpo']
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "recipe.yaml"
@@ -113,11 +129,14 @@ def load_recipe(path: str | Path) -> dict[str, Any]:
     >>> load_recipe(file)
     {'algorithm': 'grpo', 'learning_rate': '1e-6'}
     """
-    file = Path(path)
+    own = recipe_files()
+    file = own.get(str(name), Path(name))
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"no recipe at {file}; pass the path of a YAML file") from None
+        raise UserError(
+            f"no recipe at {file}; pass the path of a YAML file, or one of {', '.join(own)}"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read ({error})") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
