@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from asymgrpo.experiment.curves import (
     variance_ratio,
 )
 from asymgrpo.experiment.headline import headline
+from asymgrpo.experiment.identity import labels
 from asymgrpo.experiment.pairs import compare_pairs
 from asymgrpo.experiment.scores import Evaluated, aligned, evaluated_runs
 from asymgrpo.experiment.statistics import paired_bootstrap
@@ -57,16 +59,16 @@ def load_runs(folders: Iterable[str | Path]) -> list[RunData]:
     >>> load_runs([])
     []
     """
-    return [_load(RunStore(folder)) for folder in folders]
+    stores = [RunStore(folder) for folder in folders]
+    records = [{"name": store.name, **store.run()} for store in stores]
+    return [_load(*found) for found in zip(stores, records, labels(records), strict=True)]
 
 
-def _load(store: RunStore) -> RunData:
-    record = store.run()
-    algorithm = record.get("algorithm")
+def _load(store: RunStore, record: Mapping[str, Any], label: str) -> RunData:
     seed = record.get("seed")
     return RunData(
-        label=str(record.get("label") or algorithm or store.name),
-        algorithm=algorithm,
+        label=label,
+        algorithm=record.get("algorithm"),
         seed=seed if isinstance(seed, int) else None,
         run=record,
         metrics=store.metrics(),

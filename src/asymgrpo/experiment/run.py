@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import math
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,18 +23,25 @@ from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
 from asymgrpo.experiment.data import check_lengths, load_reward, training_rows, training_set
+from asymgrpo.experiment.identity import NOT_IDENTITY, differences
 from asymgrpo.experiment.interruption import interruptible
 from asymgrpo.experiment.lock import alone_in
+from asymgrpo.experiment.plan import refuse_another_run
 from asymgrpo.experiment.secrets import redacted
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.models import Policy, load_policy, lora_config
+from asymgrpo.objective.presets import OVERRIDES
 from asymgrpo.rollout import Sampling, choose_engine
 from asymgrpo.tasks import Task, load_task
 from asymgrpo.training.resuming import checkpoints, clear_leftovers, put_in_place, writing
 from asymgrpo.training.shrinking import ShrinkingEngine
 from asymgrpo.training.trl import AsymGRPOConfig, AsymGRPOTrainer
 
+SYNONYMS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "scale_rewards",
+            "top_entropy_quantile", "sapo_temperature_pos", "sapo_temperature_neg",
+            "use_bias_correction_kl")  # fmt: skip
+"""TRL's names for what the objective decides, which the record has in full."""
 VERSIONED = ("asymgrpo", "torch", "transformers", "trl", "accelerate", "peft", "datasets")
 
 
@@ -76,9 +85,7 @@ def run_record(
     settings: RunSettings, config: AsymGRPOConfig, folder: Path, device: str
 ) -> dict[str, Any]:
     """`run.json`: what was asked for, as resolved, and by what it is run."""
-    from asymgrpo.objective.presets import OVERRIDES
-
-    overrides = {key: settings.trainer[key] for key in OVERRIDES if key in settings.trainer}
+    overrides = settings.overrides
     return {
         "name": folder.name,
         "status": "running",
@@ -92,6 +99,7 @@ def run_record(
         "steps": settings.steps,
         "config": redacted({k: v for k, v in settings.trainer.items() if k not in overrides}),
         "settings": redacted(settings.to_dict()),
+        "resolved": redacted(resolved_settings(config)),
         "versions": {name: importlib.metadata.version(name) for name in VERSIONED}
         | {"python": platform.python_version()},
         "device": device,
@@ -99,17 +107,35 @@ def run_record(
     }
 
 
+def resolved_settings(config: AsymGRPOConfig) -> dict[str, Any]:
+    """The trainer's settings as they ended up, defaults and machine included, that can matter."""
+    said_elsewhere = {*OVERRIDES, *RunSettings.__dataclass_fields__, *SYNONYMS, "max_steps"}
+    values = {
+        key: value
+        for key, value in config.to_dict().items()
+        if key not in said_elsewhere and key not in NOT_IDENTITY
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return plain | {"processes": config.world_size}
+
+
 def open_store(settings: RunSettings, folder: Path) -> RunStore:
     """The run's folder, new or holding this very run."""
     store = RunStore(folder)
-    if store.exists():
-        if store.run().get("settings") != redacted(settings.to_dict()):
-            raise UserError(
-                f"{folder} holds another run; choose another --out, or remove the folder"
-            )
-    elif folder.exists() and (not folder.is_dir() or holds_something(folder)):
+    refuse_another_run(store, settings)
+    if not store.exists() and folder.exists() and (not folder.is_dir() or holds_something(folder)):
         raise UserError(f"{folder} exists and holds no run; choose another --out")
     return store
+
+
+def refuse_other_trainer(store: RunStore, record: Mapping[str, Any]) -> None:
+    """A run goes on as it began: not in another precision, or on another number of processes."""
+    found = differences(store.run(), record)
+    if found:
+        raise UserError(
+            f"{store.folder} was begun otherwise ({'; '.join(found[:3])}); go on as it began, or "
+            "choose another --out"
+        )
 
 
 def holds_something(folder: Path) -> bool:
@@ -126,6 +152,23 @@ def prompts_needed(settings: RunSettings, config: AsymGRPOConfig) -> int:
     return int(batches * prompts)
 
 
+def training_sampling(trainer: Mapping[str, Any], **changes: Any) -> Sampling:
+    """How a run samples, by the trainer's fields; so held-out problems are sampled as well.
+
+    >>> training_sampling({"max_completion_length": 64, "top_k": None}, temperature=0.5)
+    Sampling(max_new_tokens=64, temperature=0.5, top_p=1.0, top_k=0, min_p=0.0, \
+repetition_penalty=1.0, greedy=False)
+    """
+    names = {"max_completion_length": "max_new_tokens"}
+    names |= {n: n for n in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+    given = {ours: trainer[n] for n, ours in names.items() if trainer.get(n) is not None}
+    given |= {name: value for name, value in changes.items() if value is not None}
+    try:
+        return Sampling(**given)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
 def held_out_evaluation(
     settings: RunSettings, config: AsymGRPOConfig, policy: Policy, task: Task, model: Any
 ) -> Any:
@@ -136,7 +179,7 @@ def held_out_evaluation(
     engine = ShrinkingEngine(engine, print)
     test = task.examples("test")
     examples = [test[index] for index in range(min(settings.eval_problems, len(test)))]
-    sampling = Sampling(max_new_tokens=config.max_completion_length, temperature=config.temperature)
+    sampling = training_sampling(vars(config))
 
     def evaluate(step: int) -> dict[str, Any]:
         return evaluate_policy(
@@ -148,6 +191,8 @@ def held_out_evaluation(
             ks=[k for k in (1, 2, 4, 8, 16, 32, 64) if k <= settings.eval_samples],
             sampling=sampling,
             seed=0,
+            system_prompt=settings.system_prompt,
+            template=config.chat_template_kwargs,
         )
 
     return evaluate
@@ -168,7 +213,7 @@ def build_trainer(
 ) -> AsymGRPOTrainer:
     """The trainer of a run, recording into its store."""
     rows = training_rows(task, prompts_needed(settings, config), settings.seed)
-    data = training_set(task, rows, policy.tokenizer)
+    data = training_set(task, rows, policy.tokenizer, settings.system_prompt)
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     check_lengths(data, policy.tokenizer, context, config.max_completion_length)
     names = settings.reward or ("task",)
@@ -200,14 +245,16 @@ def train_run(settings: RunSettings, folder: Path, console: Console | None = Non
     """
     config = trainer_config(settings, folder)
     store = open_store(settings, folder)
-    if store.exists() and store.run().get("status") == "finished":
-        return store
+    record = run_record(settings, config, folder, str(config.device))
+    if store.exists():
+        if store.run().get("status") == "finished":
+            return store
+        refuse_other_trainer(store, record)
     task = load_task(settings.task, path=settings.task_path, prompt=settings.prompt)
     set_seed(settings.seed)
     policy = load_policy(settings.model, trust_remote_code=settings.trust_remote_code)
     trainer = build_trainer(settings, config, store, task, policy)
     with alone_in(folder) if config.process_index == 0 else contextlib.nullcontext():
-        record = run_record(settings, config, folder, str(config.device))
         before = store.run().get("seconds") or 0.0 if store.exists() else 0.0
         store.write_run(record | {"seconds": before})
         started = time.monotonic()

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -243,6 +244,13 @@ def _token_caption(pages: Sequence[TokenPages]) -> str:
 
 def _notes(sources: Sequence[Source]) -> list[str]:
     notes = [f"{run.name}: {note}." for run in sources for note in run.notes]
+    foreign = [run.label for run in sources if run.kind == "trl"]
+    notes += [
+        f"{label}: {count} TRL folders that differ by a seed in their names are taken for seeds of "
+        "one variant; TRL's logs tell few of their settings."
+        for label, count in Counter(foreign).items()
+        if count > 1
+    ]
     notes += [
         f"{run.name} is {status}: its curves end at step {run.metrics[-1]['step']}."
         for run in sources
