@@ -97,7 +97,7 @@ def train(
 
     store = train_run(settings, path, console)
     seconds = store.run().get("seconds", 0.0)
-    console.print(f"wrote {path} ({settings.steps} steps, {seconds:.0f} s)")
+    console.print(f"wrote {path} ({settings.steps} steps, {seconds:.0f} s)", soft_wrap=True)
     for record in store.evaluations()[-1:]:
         estimate = record["metrics"]["pass@1"]
         console.print(
@@ -105,7 +105,7 @@ def train(
             f"[{estimate['low']:.3f}, {estimate['high']:.3f}]",
             highlight=False,
         )
-    console.print(f"next: asymgrpo report {path}   or   asymgrpo inspect {path}")
+    console.print(f"next: asymgrpo report {path}   or   asymgrpo inspect {path}", soft_wrap=True)
 
 
 @app.command()

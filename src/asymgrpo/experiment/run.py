@@ -152,6 +152,21 @@ def prompts_needed(settings: RunSettings, config: AsymGRPOConfig) -> int:
     return int(batches * prompts)
 
 
+def check_rows(task: str, rows: int, config: AsymGRPOConfig) -> None:
+    """Refuse fewer rows than a rollout batch has prompts: the trainer would not make one step."""
+    group = config.num_generations
+    prompts = config.generation_batch_size // group
+    if not 0 < rows < prompts:
+        return
+    a_device = config.generation_batch_size // config.per_device_train_batch_size
+    fitting = [n for n in range(1, rows * group // a_device + 1) if n * a_device % group == 0]
+    less = f"--set per_device_train_batch_size={fitting[-1]}" if fitting else "steps_per_generation"
+    raise UserError(
+        f"the task {task} has {rows} training rows, but a rollout batch takes {prompts} prompts; "
+        f"add rows, or lower the batch: {less}"
+    )
+
+
 def training_sampling(trainer: Mapping[str, Any], **changes: Any) -> Sampling:
     """How a run samples, by the trainer's fields; so held-out problems are sampled as well.
 
@@ -213,6 +228,7 @@ def build_trainer(
 ) -> AsymGRPOTrainer:
     """The trainer of a run, recording into its store."""
     rows = training_rows(task, prompts_needed(settings, config), settings.seed)
+    check_rows(task.name, len(rows), config)
     data = training_set(task, rows, policy.tokenizer, settings.system_prompt)
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     check_lengths(data, policy.tokenizer, context, config.max_completion_length)
@@ -290,7 +306,12 @@ def train_on(
         finally:
             if bar is not None:
                 bar.bar.stop()
-    return not interruption.requested or trainer.state.global_step >= settings.steps
+    done = trainer.state.global_step
+    if done < settings.steps and not interruption.requested:
+        raise UserError(
+            f"training stopped after {done} of {settings.steps} steps; see what it printed above"
+        )
+    return done >= settings.steps
 
 
 def save_final(trainer: AsymGRPOTrainer, policy: Policy, folder: Path) -> None:
