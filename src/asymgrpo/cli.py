@@ -187,6 +187,8 @@ def _conclude(folders: list[Path], out: Path) -> None:
 
     comparison = compare_runs(load_runs(folders))
     _print_rows(table_rows(comparison))
+    if comparison.intervals:
+        console.print(comparison.intervals, highlight=False)
     console.print(comparison.headline, highlight=False, markup=False)
     summary = out / "comparison.json"
     write_atomically(summary, (json.dumps(comparison.to_dict(), indent=2) + "\n").encode())

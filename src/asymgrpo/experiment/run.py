@@ -306,7 +306,7 @@ def train_on(
         finally:
             if bar is not None:
                 bar.bar.stop()
-    done = trainer.state.global_step
+    done: int = trainer.state.global_step
     if done < settings.steps and not interruption.requested:
         raise UserError(
             f"training stopped after {done} of {settings.steps} steps; see what it printed above"
