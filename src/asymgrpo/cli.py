@@ -140,6 +140,7 @@ def compare(
     from asymgrpo.experiment.plan import parse_seeds, parse_sweeps, plan, split_spec
     from asymgrpo.experiment.settings import parse_assignments
 
+    _check_at_least("--at-once", at_once, 1)
     own, shared = split_spec(_recipe(config))
     flags = {
         "model": model, "task": task, "task_path": task_path, "prompt": prompt,
@@ -279,6 +280,7 @@ def inspect(
     from asymgrpo.experiment.store import RunStore
     from asymgrpo.report import inspect_run
 
+    _check_at_least("--limit", limit, 1)
     store = RunStore(run)
     store.run()
     steps = store.rollout_steps()
@@ -346,6 +348,11 @@ def _check_algorithm(name: str | None) -> None:
         algorithm(name)
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def _check_at_least(flag: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise UserError(f"{flag} must be at least {least}, got {value}")
 
 
 def _whole_numbers(flag: str, text: str) -> list[int]:

@@ -22,6 +22,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
+from asymgrpo.experiment.checks import check_trainer, settings_at_fault
 from asymgrpo.experiment.data import check_lengths, load_reward, training_rows, training_set
 from asymgrpo.experiment.identity import NOT_IDENTITY, differences
 from asymgrpo.experiment.interruption import interruptible
@@ -66,9 +67,11 @@ def trainer_config(settings: RunSettings, folder: Path) -> AsymGRPOConfig:
     }
     if not torch.cuda.is_available():
         defaults |= {"bf16": False, "use_cpu": True, "gradient_checkpointing": False}
+    check_trainer(defaults | given, settings.engine)
+    training_sampling(given)
     try:
         return AsymGRPOConfig(**(defaults | given | fixed))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ImportError) as error:
         raise UserError(" ".join(str(error).split())) from error
 
 
@@ -233,18 +236,21 @@ def build_trainer(
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     check_lengths(data, policy.tokenizer, context, config.max_completion_length)
     names = settings.reward or ("task",)
-    trainer = AsymGRPOTrainer(
-        model=policy.model,
-        args=config,
-        reward_funcs=[load_reward(name, task, settings.reward_timeout) for name in names],
-        train_dataset=data,
-        processing_class=policy.tokenizer,
-        peft_config=lora_config(settings.lora) if settings.lora else None,
-        rollout_sink=store.write_rollouts if settings.sample_every else None,
-        sample_every=max(settings.sample_every, 1),
-        sampled_groups=settings.sample_groups,
-        callbacks=[Recorder(store), ConstantReward()],
-    )
+    rewards = [load_reward(name, task, settings.reward_timeout) for name in names]
+    with settings_at_fault():
+        trainer = AsymGRPOTrainer(
+            model=policy.model,
+            args=config,
+            reward_funcs=rewards,
+            train_dataset=data,
+            processing_class=policy.tokenizer,
+            peft_config=lora_config(settings.lora) if settings.lora else None,
+            rollout_sink=store.write_rollouts if settings.sample_every else None,
+            sample_every=max(settings.sample_every, 1),
+            sampled_groups=settings.sample_groups,
+            callbacks=[Recorder(store), ConstantReward()],
+        )
+    trainer.base_model = settings.model
     if settings.eval_every:
         evaluate = held_out_evaluation(settings, config, policy, task, trainer.model)
         trainer.add_callback(HeldOut(store, evaluate, settings.eval_every))
@@ -321,5 +327,6 @@ def save_final(trainer: AsymGRPOTrainer, policy: Policy, folder: Path) -> None:
         trainer.save_model(str(staging))
         if trainer.args.should_save:
             policy.tokenizer.save_pretrained(str(staging))
+            trainer.create_model_card(folder.name, folder=staging)
     if trainer.args.should_save:
         put_in_place(staging, folder / "final")

@@ -25,6 +25,7 @@ from asymgrpo.rollout.choice import ENGINES, choose_engine
 from asymgrpo.rollout.records import Engine, Sampling
 from asymgrpo.training.entropy_control import EntropyControl
 from asymgrpo.training.guard import FiniteGuard
+from asymgrpo.training.model_card import ModelCard
 from asymgrpo.training.recording import Recording, RolloutSink
 from asymgrpo.training.resuming import Resuming
 from asymgrpo.training.scorer import PackedScorer
@@ -173,7 +174,7 @@ FORWARD_INPUTS = tuple(
 """Multimodal inputs that TRL's forward takes, handed on as they are."""
 
 
-class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type: ignore[misc]  # untyped
+class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTrainer):  # type: ignore[misc]  # untyped
     """`GRPOTrainer` under an objective of ours; takes what it takes.
 
     `rollout_sink(step, rows)` is called, where given, with the traces of the first
