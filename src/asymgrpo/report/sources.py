@@ -114,13 +114,19 @@ def _runs_at(folder: Path) -> list[Path]:
         raise UserError(f"no folder at {folder}")
     if _is_run(folder):
         return [folder]
-    children = sorted(path for path in folder.iterdir() if path.is_dir() and _is_run(path))
-    if not children:
+    found = _runs_below(folder)
+    if not found:
         raise UserError(
-            f"{folder} is no run and holds none: neither it nor a folder in it has "
+            f"{folder} is no run and holds none: neither it nor a folder below it has "
             f"{RUN_FILE} or {STATE_FILE}"
         )
-    return children
+    return found
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """Runs at any depth; what lies inside a run is its own."""
+    children = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    return [run for path in children for run in ([path] if _is_run(path) else _runs_below(path))]
 
 
 def _distinct_names(paths: Sequence[Path]) -> list[str]:
