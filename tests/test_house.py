@@ -38,7 +38,7 @@ LIGHT = ("tasks/", "report/")
 LIGHT_FILES = tuple(
     f"experiment/{name}.py"
     for name in (
-        *("store", "statistics"),
+        *("identity", "store", "statistics"),
         *("compare", "comparison", "curves", "headline", "pairs", "scores"),
     )
 )

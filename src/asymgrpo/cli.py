@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from asymgrpo.errors import Interrupted, UserError, file_error
@@ -37,6 +38,10 @@ TaskName = Annotated[str | None, typer.Option("--task", help="A task's name.")]
 TaskPath = Annotated[
     str | None, typer.Option(help="The task's data: a JSONL file, or a folder of them.")
 ]
+Prompt = Annotated[
+    str | None, typer.Option(help="A template with {question}, in place of the task's own.")
+]
+SystemPrompt = Annotated[str | None, typer.Option(help="A system message before every prompt.")]
 Reward = Annotated[
     list[str] | None, typer.Option(help="module:function, as TRL's; or task for its grader.")
 ]
@@ -50,12 +55,17 @@ ReportTo = Annotated[
 ]
 
 
+_AS_TRAINED = "Default: as the run was trained, {} for a model."
+
+
 @app.command()
 def train(
     algorithm: Algorithm = None,
     model: Model = None,
     task: TaskName = None,
     task_path: TaskPath = None,
+    prompt: Prompt = None,
+    system_prompt: SystemPrompt = None,
     reward: Reward = None,
     steps: Steps = None,
     seed: Annotated[int | None, typer.Option()] = None,
@@ -75,7 +85,8 @@ def train(
 
     flags = {
         "algorithm": algorithm, "model": model, "task": task, "task_path": task_path,
-        "reward": reward or None, "steps": steps, "seed": seed, "lora": lora, "engine": engine,
+        "prompt": prompt, "system_prompt": system_prompt, "reward": reward or None,
+        "steps": steps, "seed": seed, "lora": lora, "engine": engine,
         "scorer": scorer, "eval_every": eval_every, "report_to": report_to,
         "out": str(out) if out else None,
     }  # fmt: skip
@@ -88,7 +99,7 @@ def train(
 
     store = train_run(settings, path, console)
     seconds = store.run().get("seconds", 0.0)
-    console.print(f"wrote {path} ({settings.steps} steps, {seconds:.0f} s)")
+    console.print(f"wrote {path} ({settings.steps} steps, {seconds:.0f} s)", soft_wrap=True)
     for record in store.evaluations()[-1:]:
         estimate = record["metrics"]["pass@1"]
         console.print(
@@ -96,19 +107,23 @@ def train(
             f"[{estimate['low']:.3f}, {estimate['high']:.3f}]",
             highlight=False,
         )
-    console.print(f"next: asymgrpo report {path}   or   asymgrpo inspect {path}")
+    console.print(f"next: asymgrpo report {path}   or   asymgrpo inspect {path}", soft_wrap=True)
 
 
 @app.command()
 def compare(
     algorithms: Annotated[str | None, typer.Option(help="Names, by commas.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many seeds, from 0.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="How many seeds, from 0; or numbers by commas.")
+    ] = None,
     sweep: Annotated[
         list[str] | None, typer.Option(help="field=value,value: also over a field.")
     ] = None,
     model: Model = None,
     task: TaskName = None,
     task_path: TaskPath = None,
+    prompt: Prompt = None,
+    system_prompt: SystemPrompt = None,
     reward: Reward = None,
     steps: Steps = None,
     lora: Lora = None,
@@ -121,31 +136,44 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder of the runs.")] = None,
     config: Config = None,
     assignments: Sets = None,
+    dry_run: Annotated[bool, typer.Option(help="Print the runs, and do nothing.")] = False,
 ) -> None:
     """Algorithms x seeds (x any swept field), paired; runs what is missing, ends in a table."""
-    from asymgrpo.experiment.plan import parse_sweeps, plan, split_spec
+    from asymgrpo.experiment.plan import parse_seeds, parse_sweeps, plan, split_spec
     from asymgrpo.experiment.settings import parse_assignments
 
+    _check_at_least("--at-once", at_once, 1)
     own, shared = split_spec(_recipe(config))
     flags = {
-        "model": model, "task": task, "task_path": task_path, "reward": reward or None,
+        "model": model, "task": task, "task_path": task_path, "prompt": prompt,
+        "system_prompt": system_prompt, "reward": reward or None,
         "steps": steps, "lora": lora, "engine": engine, "scorer": scorer, "eval_every": eval_every,
     }  # fmt: skip
     shared |= {key: value for key, value in flags.items() if value is not None}
     shared |= parse_assignments(assignments or [])
-    names = algorithms.split(",") if algorithms else own.get("algorithms", ["grpo", "sa-ah-grpo"])
+    alone = shared.pop("algorithm", None)  # of a recipe for a single run
+    usual = [alone] if alone else ["grpo", "sa-ah-grpo"]
+    names = algorithms.split(",") if algorithms else own.get("algorithms", usual)
     for name in names:
         _check_algorithm(name)
-    folder = Path(out or shared.pop("out", None) or "runs/compare")
-    shared.pop("out", None)
+    named = [shared.pop(key, None) for key in ("out", "output_dir")]
+    folder = Path(out or named[0] or named[1] or "runs/compare")
     shared = {"eval_every": 10, "report_to": "none"} | shared
     jobs = plan(
         names,
-        seeds if seeds is not None else own.get("seeds", 3),
+        parse_seeds(seeds) if seeds is not None else own.get("seeds", 3),
         parse_sweeps(sweep) if sweep else own.get("sweep", {}),
         shared,
         folder,
     )
+    if dry_run:
+        rows = [
+            {"label": job.label, "seed": str(job.settings.seed), "folder": str(job.folder)}
+            for job in jobs
+        ]
+        for row in rows:
+            print("  ".join(row[name].ljust(max(len(r[name]) for r in rows)) for name in row))
+        return
     from asymgrpo.experiment.launch import launch
 
     console.print(f"{len(jobs)} runs of {jobs[0].settings.steps} steps into {folder}")
@@ -162,7 +190,9 @@ def _conclude(folders: list[Path], out: Path) -> None:
 
     comparison = compare_runs(load_runs(folders))
     _print_rows(table_rows(comparison))
-    console.print(comparison.headline, highlight=False)
+    if comparison.intervals:
+        console.print(comparison.intervals, highlight=False)
+    console.print(comparison.headline, highlight=False, markup=False)
     summary = out / "comparison.json"
     write_atomically(summary, (json.dumps(comparison.to_dict(), indent=2) + "\n").encode())
     page = build_report(folders, out / "report.html")
@@ -178,17 +208,21 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="A model, an adapter, or a run's folder.")],
     task: TaskName = None,
     task_path: TaskPath = None,
+    prompt: Prompt = None,
+    system_prompt: SystemPrompt = None,
     split: Annotated[str, typer.Option(help="train or test.")] = "test",
     problems: Annotated[
         int | None, typer.Option(help="The first so many; all unless said.")
     ] = None,
     samples: Annotated[int, typer.Option(help="Completions a problem.")] = 64,
     k: Annotated[str, typer.Option(help="Values of k, by commas.")] = "1,2,4,8",
-    temperature: Annotated[float, typer.Option()] = 1.0,
-    top_p: Annotated[float, typer.Option()] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option()] = 512,
-    seed: Annotated[int, typer.Option()] = 0,
-    engine: Annotated[str, typer.Option(help="native or transformers.")] = "native",
+    temperature: Annotated[float | None, typer.Option(help=_AS_TRAINED.format(1.0))] = None,
+    top_p: Annotated[float | None, typer.Option(help=_AS_TRAINED.format(1.0))] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help=_AS_TRAINED.format(512))] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
+    engine: Annotated[
+        str | None, typer.Option(help="native or transformers. " + _AS_TRAINED.format("native"))
+    ] = None,
     trust_remote_code: Annotated[bool, typer.Option()] = False,
     out: Annotated[Path | None, typer.Option(help="The JSON file to write.")] = None,
 ) -> None:
@@ -196,7 +230,8 @@ def evaluate(
     from asymgrpo.experiment.evaluations import Request, evaluate_model
 
     request = Request(
-        model=model, task=task, task_path=task_path, split=split, problems=problems,
+        model=model, task=task, task_path=task_path, prompt=prompt, system_prompt=system_prompt,
+        split=split, problems=problems,
         samples=samples, ks=_whole_numbers("--k", k), temperature=temperature, top_p=top_p,
         max_new_tokens=max_new_tokens, seed=seed, engine=engine,
         trust_remote_code=trust_remote_code,
@@ -247,6 +282,7 @@ def inspect(
     from asymgrpo.experiment.store import RunStore
     from asymgrpo.report import inspect_run
 
+    _check_at_least("--limit", limit, 1)
     store = RunStore(run)
     store.run()
     steps = store.rollout_steps()
@@ -294,7 +330,7 @@ def _print_rows(rows: list[dict[str, str]]) -> None:
         for name in block:
             table.add_column(name, overflow="fold")
         for row in rows:
-            table.add_row(row[first], *(row[name] for name in block))
+            table.add_row(*(escape(row[name]) for name in (first, *block)))
         console.print(table, highlight=False)
 
 
@@ -314,6 +350,11 @@ def _check_algorithm(name: str | None) -> None:
         algorithm(name)
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def _check_at_least(flag: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise UserError(f"{flag} must be at least {least}, got {value}")
 
 
 def _whole_numbers(flag: str, text: str) -> list[int]:

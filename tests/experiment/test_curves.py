@@ -128,7 +128,11 @@ def test_mean_over_seeds_has_students_interval():
     values = [0.3, 0.5, 0.4]
     interval = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
     found = mean_over_seeds(values)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    # on the log scale, of the same width at the mean
+    half = (interval.high - interval.low) / 2
+    assert math.log(found.high / 0.4) == pytest.approx(half / 0.4)
+    assert math.log(0.4 / found.low) == pytest.approx(half / 0.4)
+    assert mean_over_seeds([0.17, 0.446]).low > 0  # two seeds far apart
     assert mean_over_seeds([]) is None
 
 

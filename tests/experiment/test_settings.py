@@ -148,9 +148,9 @@ def test_settings_survive_json() -> None:
 def test_a_sweep_runs_equal_objectives_once(tmp_path: Path) -> None:
     """GRPO has no alpha; AH-GRPO at alpha 0 is GRPO."""
     jobs = plan(["grpo", "ah-grpo", "sa-ah-grpo"], 2, {"alpha": ["0", "0.25", "0.5"]}, {}, tmp_path)
-    labels = [job.settings.label for job in jobs if job.settings.seed == 0]
+    labels = [job.label for job in jobs if job.settings.seed == 0]
     assert labels == [
-        "grpo alpha=0.0",
+        "grpo",
         "ah-grpo alpha=0.25",
         "ah-grpo alpha=0.5",
         "sa-ah-grpo alpha=0.25",

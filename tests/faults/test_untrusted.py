@@ -19,7 +19,7 @@ from asymgrpo import cli
 from asymgrpo.errors import UserError
 from asymgrpo.experiment.compare import compare_runs, load_runs
 from asymgrpo.experiment.evaluations import default_path
-from asymgrpo.experiment.plan import folder_name
+from asymgrpo.experiment.identity import folder_name
 from asymgrpo.experiment.run import train_run
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
@@ -71,7 +71,7 @@ def test_names_cannot_leave_the_output_folder(name: str, tmp_path: Path) -> None
     settings = RunSettings(algorithm=name or "grpo", model=name, trainer=dict(settings.trainer))
     for found in (
         settings.default_name,
-        folder_name(settings),
+        folder_name([settings.label, name], 0, {}),
         default_path(name, False, name, name).name,
     ):
         path = (tmp_path / found).resolve()

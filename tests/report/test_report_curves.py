@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asymgrpo.report.curves import MAX_POINTS, curve_of
+from asymgrpo.report.curves import CHARTS, MAX_POINTS, chart_curves, curve_of
 from asymgrpo.report.distributions import gradient_histograms, pass_curves, rollout_kl
 from asymgrpo.report.settings import compare_settings
 from asymgrpo.report.sources import Source
+from asymgrpo.report.summary import compare_sources
 
 
 def source(
@@ -60,34 +61,39 @@ def test_a_long_curve_is_averaged_in_bins() -> None:
         assert curve.mean[place] == pytest.approx(np.mean([row["x"] for row in inside]))
 
 
-def evaluation(step: int, **values: float) -> dict[str, Any]:
-    metrics = {name.replace("pass", "pass@"): {"value": value} for name, value in values.items()}
-    return {"step": step, "metrics": metrics}
+def evaluation(step: int, right: list[int], ks: tuple[int, ...]) -> dict[str, Any]:
+    """Problem i has `right[i]` of its 8 samples right."""
+    problems = [{"id": i, "scores": [1.0] * n + [0.0] * (8 - n)} for i, n in enumerate(right)]
+    value = {"value": float(np.mean(right)) / 8}
+    return {"step": step, "k": list(ks), "problems": problems, "metrics": {"pass@1": value}}
 
 
 def test_pass_at_k_before_and_after() -> None:
+    ks = (1, 4)
     runs = [
         source(
-            "r0",
-            [],
-            evaluations=[
-                evaluation(0, pass1=0.2, pass4=0.4),
-                evaluation(9, pass1=0.5, pass4=0.7, pass8=0.9),
-            ],
+            "r0", [],
+            evaluations=[evaluation(0, [0, 2, 4], ks), evaluation(9, [4, 6, 8], (1, 4, 8))],
         ),
         source(
-            "r1",
-            [],
-            evaluations=[evaluation(0, pass1=0.4, pass4=0.6), evaluation(9, pass1=0.7, pass4=0.9)],
+            "r1", [], evaluations=[evaluation(0, [1, 2, 4], ks), evaluation(9, [5, 6, 8], ks)]
         ),
-        source("r2", [], label="b", evaluations=[evaluation(9, pass1=0.7)]),
-    ]
-    last, before = pass_curves(runs)
-    assert (last.label, last.moment, last.k, last.runs) == ("a", "last", [1, 4], 2)
-    assert last.mean == pytest.approx([0.6, 0.8])
-    assert (last.low, last.high) == ([0.5, 0.7], [0.7, 0.9])
+        source("r2", [], label="b", evaluations=[evaluation(9, [4, 4, 4], (1,))]),
+    ]  # fmt: skip
+    comparison = compare_sources(runs)
+    last, before = pass_curves(comparison)
+    assert (last.label, last.moment, last.k) == ("a", "last", [1, 4])
+    assert last.mean[0] == pytest.approx(np.mean([4, 6, 8, 5, 6, 8]) / 8)
+    (held_out,) = [chart for chart in CHARTS if chart.key == "pass1"]
+    curve, alone = chart_curves(held_out, runs, comparison)
+    for ends in ("mean", "low", "high"):
+        assert getattr(curve, ends)[-1] == getattr(last, ends)[0]
+        assert getattr(curve, ends)[0] == getattr(before, ends)[0]
     assert before.moment == "before"
-    assert before.mean == pytest.approx([0.3, 0.5])
+    assert (alone.low[0], alone.high[0]) == (
+        comparison.labels[1].after.low,  # type: ignore[union-attr]
+        comparison.labels[1].after.high,  # type: ignore[union-attr]
+    )
 
 
 def test_gradient_histograms_count_every_step() -> None:

@@ -35,7 +35,7 @@ def test_every_chart_becomes_svg_and_pdf(
 ) -> None:
     sources = find_sources([folder])
     comparison = compare_sources(sources)
-    every = painters(sources)
+    every = painters(sources, comparison)
     assert {
         "reward",
         "pass1",
@@ -47,7 +47,7 @@ def test_every_chart_becomes_svg_and_pdf(
     } <= {*every}
     some = {key: every[key] for key in ("entropy-sign", "gradient", "passk", "kl-rollouts")}
     some["gradient-histogram"] = every["gradient-histogram"]
-    monkeypatch.setattr("asymgrpo.report.figures.painters", lambda _: some)
+    monkeypatch.setattr("asymgrpo.report.figures.painters", lambda *_: some)
     written = write_figures(sources, comparison, tmp_path / "figures")
     names = {path.name for path in written}
     assert names == {

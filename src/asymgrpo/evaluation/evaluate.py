@@ -39,13 +39,19 @@ def rollout_seed(seed: int, problem: int, sample: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def prompt_ids(task: Task, example: Example, tokenizer: Any) -> list[int]:
+def prompt_ids(
+    task: Task,
+    example: Example,
+    tokenizer: Any,
+    system_prompt: str | None = None,
+    template: Mapping[str, Any] | None = None,
+) -> list[int]:
     """The tokens of an example's prompt, through the chat template where the tokenizer has one."""
-    prompt = render_prompt(task, example, tokenizer)
+    prompt = render_prompt(task, example, tokenizer, system_prompt)
     if isinstance(prompt, str):
         return [int(token) for token in tokenizer(prompt)["input_ids"]]
     encoded = tokenizer.apply_chat_template(
-        prompt, add_generation_prompt=True, tokenize=True, return_dict=True
+        prompt, add_generation_prompt=True, tokenize=True, return_dict=True, **(template or {})
     )
     return [int(token) for token in encoded["input_ids"]]
 
@@ -144,6 +150,8 @@ def evaluate_policy(
     seed: int,
     greedy: bool = True,
     split: str = "test",
+    system_prompt: str | None = None,
+    template: Mapping[str, Any] | None = None,
     model_key: str = "",
     on_progress: Progress | None = None,
     partial: Path | None = None,
@@ -152,13 +160,14 @@ def evaluate_policy(
 
     `on_progress(done, total)` counts rollouts. With `partial`, problems are saved there as they
     are done, and those done before under the same setting and `model_key` (which must name the
-    weights) are not sampled again; the file may be deleted once the record is saved.
+    weights) are not sampled again; the file may be deleted once the record is saved. `template`
+    holds options of the chat template, as the trainer's `chat_template_kwargs`.
     """
     ks = _checked_ks(ks, samples)
     if not examples:
         raise UserError(f"the {split} split of {task.name} has no problems to evaluate")
     evaluation = _Evaluation(engine, tokenizer, task, samples, sampling, seed, greedy)
-    prompts = [prompt_ids(task, example, tokenizer) for example in examples]
+    prompts = [prompt_ids(task, row, tokenizer, system_prompt, template) for row in examples]
     saved = PartialResults(partial, evaluation.setting(model_key)) if partial else None
     problems = _evaluate_all(evaluation, prompts, examples, saved, on_progress)
     ids = _problem_ids(examples)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from asymgrpo.errors import UserError
-from asymgrpo.evaluation.intervals import Estimate, bootstrap_means
+from asymgrpo.evaluation.intervals import Estimate
 from asymgrpo.experiment.comparison import (
     Comparison,
+    CurvePoint,
     LabelSummary,
     PairResult,
     RunData,
@@ -18,6 +20,7 @@ from asymgrpo.experiment.comparison import (
     table_rows,
 )
 from asymgrpo.experiment.curves import (
+    MIN_SEEDS,
     REWARD,
     RewardVariance,
     collapse_step,
@@ -35,9 +38,10 @@ from asymgrpo.experiment.curves import (
     variance_ratio,
 )
 from asymgrpo.experiment.headline import headline
+from asymgrpo.experiment.identity import labels
 from asymgrpo.experiment.pairs import compare_pairs
-from asymgrpo.experiment.scores import Evaluated, aligned, evaluated_runs
-from asymgrpo.experiment.statistics import paired_bootstrap
+from asymgrpo.experiment.scores import Evaluated, Scores, aligned, evaluated_runs
+from asymgrpo.experiment.statistics import over_seeds_and_problems
 from asymgrpo.experiment.store import RunStore
 
 __all__ = [
@@ -57,16 +61,16 @@ def load_runs(folders: Iterable[str | Path]) -> list[RunData]:
     >>> load_runs([])
     []
     """
-    return [_load(RunStore(folder)) for folder in folders]
+    stores = [RunStore(folder) for folder in folders]
+    records = [{"name": store.name, **store.run()} for store in stores]
+    return [_load(*found) for found in zip(stores, records, labels(records), strict=True)]
 
 
-def _load(store: RunStore) -> RunData:
-    record = store.run()
-    algorithm = record.get("algorithm")
+def _load(store: RunStore, record: Mapping[str, Any], label: str) -> RunData:
     seed = record.get("seed")
     return RunData(
-        label=str(record.get("label") or algorithm or store.name),
-        algorithm=algorithm,
+        label=label,
+        algorithm=record.get("algorithm"),
         seed=seed if isinstance(seed, int) else None,
         run=record,
         metrics=store.metrics(),
@@ -93,7 +97,7 @@ def compare_runs(
         by_label = {baseline: by_label[baseline], **by_label}
     evaluated = {label: evaluated_runs(members) for label, members in by_label.items()}
     if target is None and baseline is not None and evaluated[baseline]:
-        target = float(np.mean([run.final.pass_at_1 for run in evaluated[baseline]]))
+        target = float(aligned([run.final for run in evaluated[baseline]], 1).mean())
     variances = _Variances(by_label, evaluated, baseline)
     labels = tuple(
         _summary(label, members, evaluated[label], variances, target)
@@ -161,7 +165,14 @@ class _Variances:
             return None
         if self.baseline is None or label == self.baseline:
             return Variance(estimate, None)
-        return Variance(estimate, variance_ratio(self.finals[label], self.finals[self.baseline]))
+        own, other = self.finals[label], self.finals[self.baseline]
+        ratio = variance_ratio(own, other)
+        if ratio is not None:
+            return Variance(estimate, ratio)
+        few = min(len(own), len(other)) < MIN_SEEDS
+        return Variance(
+            estimate, None, f"fewer than {MIN_SEEDS} seeds: no ratio" if few else "no spread"
+        )
 
     def _over_steps(self, label: str, *, detrended: bool) -> tuple[float, np.ndarray] | None:
         runs = self.rewards[label]
@@ -179,7 +190,7 @@ class _Variances:
         if self.baseline is None or label == self.baseline:
             return None
         base = self._over_steps(self.baseline, detrended=detrended)
-        if base is None or base[0] <= 0 or not (base[1] > 0).all():
+        if base is None or value <= 0 or base[0] <= 0 or not (base[1] > 0).all():
             return None
         return pivotal_estimate(value / base[0], draws / base[1])
 
@@ -194,28 +205,27 @@ def _summary(
     collapses = [collapse_step(run) for run in runs]
     reached = [run.first_step_at(target) for run in evaluated] if target is not None else []
     ends = [end for run in runs if (end := entropy_end(run)) is not None]
-    gain, gain_over_seeds = _gain(evaluated)
-    finals = [run.final for run in evaluated]
-    ks = sorted(set.intersection(*(set(s.ks) for s in finals)) | {1}) if finals else []
-    final = {k: _over_problems(aligned(finals, k)) for k in ks}
-    firsts = [run.first for run in evaluated if run.first is not None]
+    after = _at_k([run.final for run in evaluated])
+    before = _at_k([run.first for run in evaluated if run.first is not None])
+    curve = _curve(evaluated)
     return LabelSummary(
         label=label,
         algorithm=runs[0].algorithm,
         seeds=tuple(run.seed for run in runs),
-        before=_over_problems(aligned(firsts, 1)) if firsts else None,
-        after=final.get(1),
-        gain=gain,
-        gain_over_seeds=gain_over_seeds,
-        peak=_over_problems(aligned([run.peak for run in evaluated], 1)) if evaluated else None,
-        pass_at_k={k: estimate for k, estimate in final.items() if estimate is not None},
+        before=before.get(1),
+        after=after.get(1),
+        gain=_gain(evaluated),
+        peak=_rate(aligned([run.peak for run in evaluated], 1)) if evaluated else None,
+        pass_at_k=after,
+        before_at_k=before,
+        curve=curve,
         reward_variance=variances.raw(label),
         detrended_variance=variances.detrended(label),
         seed_variance=variances.over_seeds(label),
         entropy_end=mean_over_seeds(ends),
         collapse_step=majority_median(collapses),
         collapsed=sum(step is not None for step in collapses),
-        steps_to_target=majority_median(reached),
+        steps_to_target=_first_step_at(target, curve, len(evaluated)),
         reached=sum(step is not None for step in reached),
         quadrants=quadrants(runs),
         seconds=mean_seconds([run.run for run in runs]),
@@ -223,32 +233,52 @@ def _summary(
     )
 
 
-def _over_problems(values: np.ndarray) -> Estimate | None:
-    """The mean of [S, P], with an interval over problems."""
-    if not values.size:
-        return None
-    mean, low, high = bootstrap_means(values.mean(axis=0)[:, None])
-    return Estimate(float(mean[0]), float(low[0]), float(high[0]))
+def _rate(values: np.ndarray) -> Estimate | None:
+    """The mean of pass rates [S, P], with its interval over seeds and problems."""
+    return over_seeds_and_problems(values, 0.0) if values.size else None
 
 
-def _gain(evaluated: Sequence[Evaluated]) -> tuple[Estimate | None, Estimate | None]:
-    """pass@1 gained from step 0 to the end: over problems, and over problems and seeds."""
-    both = [(run.first, run.final) for run in evaluated if run.first and run.final.step > 0]
-    if not both:
-        return None, None
-    values = aligned([*(final for _, final in both), *(first for first, _ in both if first)], 1)
-    if values.shape[1] < 2:
-        return None, None
-    gains = values[: len(both)] - values[len(both) :]
-    return (
-        _bootstrapped(gains.mean(axis=0, keepdims=True)),
-        _bootstrapped(gains) if len(both) > 1 else None,
+def _at_k(scores: Sequence[Scores]) -> dict[int, Estimate]:
+    """pass@k of one evaluation of each run, for every k that all of them have."""
+    if not scores:
+        return {}
+    ks = sorted(set.intersection(*(set(s.ks) for s in scores)) | {1})
+    rates = {k: _rate(aligned(scores, k)) for k in ks}
+    return {k: rate for k, rate in rates.items() if rate is not None}
+
+
+def _curve(evaluated: Sequence[Evaluated]) -> tuple[CurvePoint, ...]:
+    by_step: dict[int, list[Scores]] = {}
+    for run in evaluated:
+        for scores in run.evaluations:
+            by_step.setdefault(scores.step, []).append(scores)
+    rates = {step: _rate(aligned(scores, 1)) for step, scores in sorted(by_step.items())}
+    return tuple(
+        CurvePoint(step, rate, len(by_step[step]))
+        for step, rate in rates.items()
+        if rate is not None
     )
 
 
-def _bootstrapped(differences: np.ndarray) -> Estimate:
-    found = paired_bootstrap(differences[None])
-    return Estimate(float(found.mean[0]), float(found.low[0]), float(found.high[0]))
+def _first_step_at(target: float | None, curve: Sequence[CurvePoint], runs: int) -> float | None:
+    """The first step at which the mean over all runs is at the target, up to rounding."""
+    reached = (
+        float(point.step)
+        for point in curve
+        if target is not None and point.runs == runs and point.estimate.value >= target - 1e-9
+    )
+    return next(reached, None)
+
+
+def _gain(evaluated: Sequence[Evaluated]) -> Estimate | None:
+    """pass@1 gained from step 0 to the end."""
+    both = [(run.first, run.final) for run in evaluated if run.first and run.final.step > 0]
+    if not both:
+        return None
+    values = aligned([*(final for _, final in both), *(first for first, _ in both if first)], 1)
+    if values.shape[1] < 2:
+        return None
+    return over_seeds_and_problems(values[: len(both)] - values[len(both) :], -1.0)
 
 
 def _notes(runs: Sequence[RunData], evaluated: Sequence[Evaluated]) -> tuple[str, ...]:
@@ -258,6 +288,9 @@ def _notes(runs: Sequence[RunData], evaluated: Sequence[Evaluated]) -> tuple[str
         notes.append(f"{unfinished} of {len(runs)} runs not finished")
     if 0 < len(evaluated) < len(runs):
         notes.append(f"{len(runs) - len(evaluated)} of {len(runs)} runs not evaluated")
+    builds = {str(sorted((run.run.get("versions") or {}).items())) for run in runs}
+    if len(builds) > 1:
+        notes.append("runs by different versions of the libraries")
     seeds = [run.seed for run in runs]
     if len(set(seeds)) < len(seeds):
         notes.append("several runs of one seed; pairs take the last of them")

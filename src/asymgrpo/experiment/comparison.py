@@ -33,7 +33,9 @@ class Variance:
 
     estimate: Estimate
     ratio: Estimate | None
-    """To the baseline's; None for the baseline itself, or where there is none."""
+    """To the baseline's; None for the baseline itself, or where it cannot be told."""
+    note: str = ""
+    """Why there is no ratio, where one would be expected."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,16 @@ class Quadrants:
 
 
 @dataclass(frozen=True)
+class CurvePoint:
+    """pass@1 at one step."""
+
+    step: int
+    estimate: Estimate
+    runs: int
+    """Runs that were evaluated there."""
+
+
+@dataclass(frozen=True)
 class LabelSummary:
     """All runs of one label."""
 
@@ -55,17 +67,20 @@ class LabelSummary:
     seeds: tuple[int | None, ...]
     """One entry per run."""
     before: Estimate | None
-    """pass@1 at step 0; like `after`, the mean over seeds with an interval over problems."""
+    """pass@1 at step 0; like all of pass@k, the mean over seeds with an interval over seeds and
+    problems, or over problems alone where there is one seed."""
     after: Estimate | None
     """pass@1 at the last evaluation."""
     gain: Estimate | None
-    """`after` less `before`, paired by problem: the interval is over problems, for these runs."""
-    gain_over_seeds: Estimate | None
-    """The same gain with an interval over problems and seeds; None with one seed."""
+    """`after` less `before`, paired by seed and problem."""
     peak: Estimate | None
     """The best pass@1 of an evaluation after step 0."""
     pass_at_k: Mapping[int, Estimate]
     """At the last evaluation, by k."""
+    before_at_k: Mapping[int, Estimate]
+    """At step 0, by k."""
+    curve: tuple[CurvePoint, ...]
+    """pass@1 over the steps at which it was measured."""
     reward_variance: Variance | None
     """Variance over steps of the mean batch reward, the mean over seeds."""
     detrended_variance: Variance | None
@@ -79,7 +94,7 @@ class LabelSummary:
     collapsed: int
     """Runs whose entropy collapsed."""
     steps_to_target: float | None
-    """Median over seeds of the first evaluated step that reaches the target; None if most fail."""
+    """The first step at which the mean over all seeds reaches the target; None if it never does."""
     reached: int
     """Runs that reach the target."""
     quadrants: Quadrants | None
@@ -97,7 +112,8 @@ class PairResult:
     first: str
     second: str
     difference: Estimate | None
-    """`first` less `second`, with its own 95 % interval, not widened for the other pairs."""
+    """`first` less `second`, with its interval at the level of the verdict, Holm's: it leaves out 0
+    where, and with two seeds or more only where, there is a verdict."""
     p_value: float | None
     p_holm: float | None
     """Corrected over the pairs of this metric; the verdict goes by this."""
@@ -126,9 +142,20 @@ class Comparison:
     target: float | None
     """The pass@1 that `steps_to_target` is about."""
 
+    @property
+    def intervals(self) -> str:
+        """What the intervals of pass@k and of gains are over, in a sentence."""
+        seeds = [len(label.seeds) for label in self.labels if label.after is not None]
+        if not seeds:
+            return ""
+        if max(seeds) == 1:
+            return "95 % intervals over problems; one seed says nothing of other seeds."
+        text = "Means over seeds, with 95 % intervals over seeds and problems"
+        return text + ("; over problems alone where there is one seed." if 1 in seeds else ".")
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, ready for JSON."""
-        return _plain(asdict(self))  # type: ignore[no-any-return]
+        return {**_plain(asdict(self)), "intervals": self.intervals}
 
     def pair(self, first: str, second: str, metric: str = "final pass@1") -> PairResult:
         """The result for two labels, in the order in which it is stored."""

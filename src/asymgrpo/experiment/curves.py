@@ -27,6 +27,8 @@ COLLAPSED_BELOW = 0.1
 """Entropy has collapsed when it stays below this share of where it began."""
 MIN_STEPS = 8
 """Steps below which a trend cannot be told from noise."""
+MIN_SEEDS = 3
+"""Seeds below which a variance over them says nothing of its size."""
 _DRAWS = 1_000
 _LOW, _HIGH = 0.025, 0.975
 _SEED = 20_250_214
@@ -164,6 +166,8 @@ def pivotal_estimate(value: float, draws: Array) -> Estimate:
 def seed_variance(finals: Sequence[float]) -> Estimate | None:
     """Variance over seeds with its chi-square interval; None with one seed.
 
+    No interval below `MIN_SEEDS`, where it spans three orders of magnitude, or without any spread.
+
     >>> found = seed_variance([0.5, 0.6, 0.7])
     >>> round(found.value, 3) if found else None
     0.01
@@ -171,6 +175,8 @@ def seed_variance(finals: Sequence[float]) -> Estimate | None:
     if len(finals) < 2:
         return None
     value, df = float(np.var(finals, ddof=1)), len(finals) - 1
+    if len(finals) < MIN_SEEDS or value == 0:
+        return Estimate(value)
     return Estimate(
         value,
         value * df / chi_square_quantile(_HIGH, df),
@@ -179,13 +185,13 @@ def seed_variance(finals: Sequence[float]) -> Estimate | None:
 
 
 def variance_ratio(own: Sequence[float], other: Sequence[float]) -> Estimate | None:
-    """Ratio of two variances over seeds with its F interval; None where it does not exist.
+    """Ratio of two variances over seeds with its F interval; None where it says nothing.
 
-    >>> found = variance_ratio([0.5, 0.7], [0.5, 0.6])
+    >>> found = variance_ratio([0.5, 0.6, 0.7], [0.5, 0.55, 0.6])
     >>> round(found.value, 3) if found else None
     4.0
     """
-    if min(len(own), len(other)) < 2 or np.ptp(other) == 0:
+    if min(len(own), len(other)) < MIN_SEEDS or np.ptp(other) == 0 or np.ptp(own) == 0:
         return None
     ratio = float(np.var(own, ddof=1) / np.var(other, ddof=1))
     freedom = len(own) - 1, len(other) - 1
@@ -193,7 +199,9 @@ def variance_ratio(own: Sequence[float], other: Sequence[float]) -> Estimate | N
 
 
 def mean_over_seeds(values: Sequence[float]) -> Estimate | None:
-    """The mean with Student's t interval over seeds; no interval with one seed.
+    """The mean of positive values with Student's t interval over seeds, taken on the log scale.
+
+    No interval with one seed.
 
     >>> mean_over_seeds([0.5])
     Estimate(value=0.5, low=None, high=None)
@@ -201,12 +209,14 @@ def mean_over_seeds(values: Sequence[float]) -> Estimate | None:
     if not values:
         return None
     mean = float(np.mean(values))
-    if len(values) == 1:
+    if len(values) == 1 or mean <= 0:
         return Estimate(mean)
     half = student_t_quantile(_HIGH, len(values) - 1) * float(
         np.std(values, ddof=1) / math.sqrt(len(values))
     )
-    return Estimate(mean, mean - half, mean + half)
+    # the same width to first order, and no end below 0
+    factor = math.exp(min(half / mean, 700.0))
+    return Estimate(mean, mean / factor, mean * factor)
 
 
 def entropy_end(run: RunData) -> float | None:

@@ -35,14 +35,16 @@ def training_rows(task: Task, needed: int, seed: int) -> range:
     return range(start, start + needed)
 
 
-def training_set(task: Task, rows: range, tokenizer: Any) -> Dataset:
+def training_set(
+    task: Task, rows: range, tokenizer: Any, system_prompt: str | None = None
+) -> Dataset:
     """Prompts with their row numbers, and the source's simple columns for reward functions."""
     examples = task.examples("train")
     chosen = [examples[row] for row in rows]
     if not chosen:
         raise UserError(f"the task {task.name} has no training rows")
     columns: dict[str, list[Any]] = {
-        "prompt": [render_prompt(task, example, tokenizer) for example in chosen],
+        "prompt": [render_prompt(task, example, tokenizer, system_prompt) for example in chosen],
         "row": list(rows),
     }
     for key in chosen[0]:

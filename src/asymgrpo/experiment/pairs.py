@@ -16,8 +16,10 @@ from asymgrpo.experiment.statistics import (
     ALPHA,
     MORE_SEEDS_CAP,
     PairedBootstrap,
+    ends,
     holm,
     holm_levels,
+    judged_levels,
     more_seeds,
     paired_bootstrap,
     problems_limit,
@@ -39,6 +41,8 @@ class _Pair:
     differences: Array | None = None
     """[S, P], where they can be taken."""
     statistics: Mapping[str, float] = field(default_factory=dict)
+    draws: Array | None = None
+    """Of the mean difference, in order."""
 
 
 def compare_pairs(labels: Mapping[str, Sequence[Evaluated]]) -> tuple[PairResult, ...]:
@@ -115,12 +119,14 @@ def _with_statistics(pairs: Sequence[_Pair]) -> list[_Pair]:
         stacked = np.stack([d for i in places if (d := pairs[i].differences) is not None])
         found = paired_bootstrap(stacked)
         for row, place in enumerate(places):
-            done[place] = replace(pairs[place], statistics=_row(found, row))
+            done[place] = replace(
+                pairs[place], statistics=_row(found, row), draws=found.draws[:, row]
+            )
     return done
 
 
 def _row(found: PairedBootstrap, row: int) -> dict[str, float]:
-    return {name: float(column[row]) for name, column in vars(found).items()}
+    return {name: float(column[row]) for name, column in vars(found).items() if name != "draws"}
 
 
 def _judge(pairs: Sequence[_Pair]) -> list[PairResult]:
@@ -129,14 +135,15 @@ def _judge(pairs: Sequence[_Pair]) -> list[PairResult]:
     p_values = [pairs[i].statistics["p_value"] for i in tested]
     corrected = dict(zip(tested, holm(p_values), strict=True))
     levels = dict(zip(tested, holm_levels(p_values), strict=True))
+    judged = dict(zip(tested, judged_levels(p_values), strict=True))
     return [
-        _result(pair, corrected.get(place), levels.get(place, ALPHA))
+        _result(pair, corrected.get(place), levels.get(place, ALPHA), judged.get(place, ALPHA))
         for place, pair in enumerate(pairs)
     ]
 
 
-def _result(pair: _Pair, p_holm: float | None, level: float) -> PairResult:
-    if not pair.statistics:
+def _result(pair: _Pair, p_holm: float | None, level: float, judged: float) -> PairResult:
+    if not pair.statistics or pair.draws is None:
         return pair.result
     found = pair.statistics
     verdict: Verdict = "inconclusive"
@@ -147,7 +154,7 @@ def _result(pair: _Pair, p_holm: float | None, level: float) -> PairResult:
         needed, advice = _advice(pair, level)
     return replace(
         pair.result,
-        difference=Estimate(found["mean"], found["low"], found["high"]),
+        difference=Estimate(found["mean"], *(float(end) for end in ends(pair.draws, judged))),
         p_value=found["p_value"],
         p_holm=p_holm,
         verdict=verdict,

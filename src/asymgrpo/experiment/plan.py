@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from asymgrpo.errors import UserError
-from asymgrpo.experiment.settings import RunSettings, coerce, make_settings
+from asymgrpo.experiment.identity import (
+    CONDITIONAL,
+    NOT_IDENTITY,
+    acts,
+    differences,
+    digest,
+    folder_name,
+    identity,
+    labels,
+    word,
+)
+from asymgrpo.experiment.secrets import redacted
+from asymgrpo.experiment.settings import ALIASES, RunSettings, coerce, from_text, make_settings
+from asymgrpo.experiment.store import RunStore
 
 SPEC_KEYS = ("algorithms", "seeds", "sweep")
 
@@ -21,6 +33,8 @@ class Job:
 
     settings: RunSettings
     folder: Path
+    label: str
+    """What the comparison calls it: the algorithm and what differs from the other runs."""
 
 
 def split_spec(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -49,19 +63,52 @@ def _is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
-def parse_sweeps(words: Sequence[str]) -> dict[str, list[str]]:
-    """`alpha=0.25,0.5` to a field and its values.
+def parse_sweeps(words: Sequence[str]) -> dict[str, list[Any]]:
+    """`alpha=0.25,0.5` to a field and its values, each of the field's own type.
 
-    >>> parse_sweeps(["alpha=0.25,0.5"])
-    {'alpha': ['0.25', '0.5']}
+    >>> parse_sweeps(["lora=4,8"])
+    {'lora': [4, 8]}
     """
     sweeps = {}
-    for word in words:
-        key, _, values = word.partition("=")
+    for text in words:
+        key, _, values = text.partition("=")
         if not key or not values:
-            raise UserError(f"--sweep takes field=value,value, got {word!r}")
-        sweeps[key] = values.split(",")
+            raise UserError(f"--sweep takes field=value,value, got {text!r}")
+        if key in sweeps:
+            raise UserError(f"--sweep {key} is given twice; write {key}=value,value")
+        _refuse_sweep(key)
+        sweeps[key] = [from_text(key, value) for value in values.split(",")]
     return sweeps
+
+
+def parse_seeds(text: str) -> int | list[int]:
+    """How many seeds, or which ones.
+
+    >>> parse_seeds("3"), parse_seeds("3,5")
+    (3, [3, 5])
+    """
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers:
+        raise UserError(f"--seeds takes how many, or numbers by commas, got {text!r}")
+    return numbers if "," in text else numbers[0]
+
+
+INSTEAD = {"seed": "--seeds 3,4 (seeds: [3, 4] in a recipe)", "algorithm": "--algorithms"}
+"""What a comparison has an option of its own for."""
+
+
+def _refuse_sweep(key: str) -> None:
+    """Refuse a sweep that would run the same thing several times."""
+    name = ALIASES.get(key, key)
+    if name in INSTEAD:
+        raise UserError(f"a comparison cannot sweep {key}; use {INSTEAD[name]}")
+    if name in NOT_IDENTITY:
+        raise UserError(
+            f"a sweep over {key} would compare equal runs: {NOT_IDENTITY[name]}; leave it out"
+        )
 
 
 def plan(
@@ -79,38 +126,106 @@ def plan(
     numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
     if not algorithms or not numbers or len(set(numbers)) < len(numbers):
         raise UserError("a comparison needs at least one algorithm and one or more unlike seeds")
-    points = [
-        dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())
-    ]
-    jobs: list[Job] = []
+    for key in sweep:
+        _refuse_sweep(key)
+    for key in INSTEAD:
+        if shared.get(key) is not None:
+            raise UserError(f"a comparison takes no {key}; use {INSTEAD[key]}")
+    variants = _variants(algorithms, sweep, shared)
+    names = labels([record for _, _, record in variants])
+    jobs = []
     for seed in numbers:
-        seen: dict[Any, str] = {}
-        for algorithm, point in itertools.product(algorithms, points):
-            settings, _ = make_settings(shared, point, {"algorithm": algorithm, "seed": seed})
-            key = _effective(settings)
-            if key not in seen:
-                seen[key] = settings.label
-                jobs.append(Job(settings, out / folder_name(settings)))
+        for (settings, words, record), label in zip(variants, names, strict=True):
+            own = replace(settings, seed=seed)
+            folder = out / folder_name([settings.label, *words], seed, identity(record))
+            jobs.append(Job(own, folder, label))
+    _check_folders(jobs)
     return jobs
 
 
-def folder_name(settings: RunSettings) -> str:
-    """A name that is safe as a folder's, whatever the settings hold."""
-    words = re.sub(r"[^A-Za-z0-9.=-]+", "-", settings.label).strip("-.")
-    return f"{words}-seed{settings.seed}"
+Variant = tuple[RunSettings, list[str], dict[str, Any]]
+"""Settings, what was swept to get there in words, and the record that identifies them."""
 
 
-def _effective(settings: RunSettings) -> Any:
-    """What the run depends on: an objective's inactive pieces and its name are left out."""
-    from asymgrpo.objective.config import HorizonConfig
-    from asymgrpo.objective.presets import OVERRIDES, algorithm
+def _variants(
+    algorithms: Sequence[str], sweep: Mapping[str, Sequence[Any]], shared: Mapping[str, Any]
+) -> list[Variant]:
+    """Every algorithm at every point of the sweep, equal ones once."""
+    points = [
+        dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())
+    ]
+    found: dict[str, Variant] = {}
+    used: set[str] = set()
+    for name, point in itertools.product(algorithms, points):
+        given = _acting(name, {**shared, **point})
+        used |= set(given)
+        settings, _ = make_settings(given, {"algorithm": name})
+        record = unrun_record(settings)
+        swept = [ALIASES.get(key, key) for key in point if key in given]
+        words = [word(k, _setting(settings, k)) for k in swept if k not in settings.overrides]
+        found.setdefault(digest(identity(record)), (settings, words, record))
+    for key in {**shared, **sweep}:
+        if key not in used:
+            raise UserError(f"{key} does nothing under {', '.join(algorithms)}; leave it out")
+    return list(found.values())
 
-    given = {key: value for key, value in settings.trainer.items() if key in OVERRIDES}
+
+def _setting(settings: RunSettings, key: str) -> Any:
+    return settings.trainer[key] if key in settings.trainer else getattr(settings, key)
+
+
+def _acting(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, without those pieces of an objective that do nothing under this algorithm."""
+    always = {key: value for key, value in given.items() if key not in CONDITIONAL}
+    objective = objective_record(make_settings(always, {"algorithm": name})[0])
+    return {key: value for key, value in given.items() if acts(key, objective)}
+
+
+def _check_folders(jobs: Sequence[Job]) -> None:
+    """Each run has a folder of its own, which is free or holds this very run."""
+    owners: dict[Path, Job] = {}
+    for job in jobs:
+        if job.folder in owners:
+            raise UserError(
+                f"{job.label} and {owners[job.folder].label} would share {job.folder}; "
+                "give one of them another name"
+            )
+        owners[job.folder] = job
+        refuse_another_run(RunStore(job.folder), job.settings)
+
+
+def objective_record(settings: RunSettings) -> dict[str, Any]:
+    """The objective of a run that has not begun, as plain dicts."""
+    from asymgrpo.objective.presets import algorithm
+
     try:
-        config = algorithm(settings.algorithm, **given)
+        return asdict(algorithm(settings.algorithm, **settings.overrides))
     except ValueError as error:
         raise UserError(str(error)) from None
-    if not config.horizon.active:
-        config = replace(config, horizon=HorizonConfig())
-    rest = {key: value for key, value in settings.trainer.items() if key not in OVERRIDES}
-    return config, repr(sorted(rest.items()))
+
+
+def unrun_record(settings: RunSettings) -> dict[str, Any]:
+    """As much of `run.json` as is known before the run, which is enough to identify it."""
+    return {
+        "algorithm": settings.algorithm,
+        "label": settings.label,
+        "settings": settings.to_dict(),
+        "objective": objective_record(settings),
+    }
+
+
+def refuse_another_run(store: RunStore, settings: RunSettings) -> None:
+    """Refuse a folder that holds a run with other settings, or another seed of these."""
+    if not store.exists():
+        return
+    record = store.run()
+    kept = record.get("settings") or {}
+    wanted = {"settings": redacted(settings.to_dict())}
+    found = differences({"settings": kept}, wanted)
+    if kept.get("seed", settings.seed) != settings.seed:
+        found.append(f"seed {kept['seed']}, not {settings.seed}")
+    if not kept or found:
+        what = f" ({'; '.join(found[:3])})" if found else ""
+        raise UserError(
+            f"{store.folder} holds another run{what}; choose another --out, or remove the folder"
+        )

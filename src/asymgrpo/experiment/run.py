@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import math
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,18 +22,26 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
+from asymgrpo.experiment.checks import check_trainer, settings_at_fault
 from asymgrpo.experiment.data import check_lengths, load_reward, training_rows, training_set
+from asymgrpo.experiment.identity import NOT_IDENTITY, differences
 from asymgrpo.experiment.interruption import interruptible
 from asymgrpo.experiment.lock import alone_in
+from asymgrpo.experiment.plan import refuse_another_run
 from asymgrpo.experiment.secrets import redacted
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.models import Policy, load_policy, lora_config
+from asymgrpo.objective.presets import OVERRIDES
 from asymgrpo.rollout import Sampling
 from asymgrpo.tasks import Task, load_task
 from asymgrpo.training.resuming import checkpoints, clear_leftovers, put_in_place, writing
 from asymgrpo.training.trl import AsymGRPOConfig, AsymGRPOTrainer
 
+SYNONYMS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "scale_rewards",
+            "top_entropy_quantile", "sapo_temperature_pos", "sapo_temperature_neg",
+            "use_bias_correction_kl")  # fmt: skip
+"""TRL's names for what the objective decides, which the record has in full."""
 VERSIONED = ("asymgrpo", "torch", "transformers", "trl", "accelerate", "peft", "datasets")
 
 
@@ -58,9 +68,11 @@ def trainer_config(settings: RunSettings, folder: Path) -> AsymGRPOConfig:
         if given.get("fp16"):
             raise UserError("fp16 needs a GPU; set bf16=true, or leave both out")
         defaults |= {"bf16": False, "use_cpu": True, "gradient_checkpointing": False}
+    check_trainer(defaults | given, settings.engine)
+    training_sampling(given)
     try:
         return AsymGRPOConfig(**(defaults | given | fixed))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ImportError) as error:
         raise UserError(" ".join(str(error).split())) from error
 
 
@@ -77,9 +89,7 @@ def run_record(
     settings: RunSettings, config: AsymGRPOConfig, folder: Path, device: str
 ) -> dict[str, Any]:
     """`run.json`: what was asked for, as resolved, and by what it is run."""
-    from asymgrpo.objective.presets import OVERRIDES
-
-    overrides = {key: settings.trainer[key] for key in OVERRIDES if key in settings.trainer}
+    overrides = settings.overrides
     return {
         "name": folder.name,
         "status": "running",
@@ -93,6 +103,7 @@ def run_record(
         "steps": settings.steps,
         "config": redacted({k: v for k, v in settings.trainer.items() if k not in overrides}),
         "settings": redacted(settings.to_dict()),
+        "resolved": redacted(resolved_settings(config)),
         "versions": {name: importlib.metadata.version(name) for name in VERSIONED}
         | {"python": platform.python_version()},
         "device": device,
@@ -100,17 +111,35 @@ def run_record(
     }
 
 
+def resolved_settings(config: AsymGRPOConfig) -> dict[str, Any]:
+    """The trainer's settings as they ended up, defaults and machine included, that can matter."""
+    said_elsewhere = {*OVERRIDES, *RunSettings.__dataclass_fields__, *SYNONYMS, "max_steps"}
+    values = {
+        key: value
+        for key, value in config.to_dict().items()
+        if key not in said_elsewhere and key not in NOT_IDENTITY
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return plain | {"processes": config.world_size}
+
+
 def open_store(settings: RunSettings, folder: Path) -> RunStore:
     """The run's folder, new or holding this very run."""
     store = RunStore(folder)
-    if store.exists():
-        if store.run().get("settings") != redacted(settings.to_dict()):
-            raise UserError(
-                f"{folder} holds another run; choose another --out, or remove the folder"
-            )
-    elif folder.exists() and (not folder.is_dir() or holds_something(folder)):
+    refuse_another_run(store, settings)
+    if not store.exists() and folder.exists() and (not folder.is_dir() or holds_something(folder)):
         raise UserError(f"{folder} exists and holds no run; choose another --out")
     return store
+
+
+def refuse_other_trainer(store: RunStore, record: Mapping[str, Any]) -> None:
+    """A run goes on as it began: not in another precision, or on another number of processes."""
+    found = differences(store.run(), record)
+    if found:
+        raise UserError(
+            f"{store.folder} was begun otherwise ({'; '.join(found[:3])}); go on as it began, or "
+            "choose another --out"
+        )
 
 
 def holds_something(folder: Path) -> bool:
@@ -127,6 +156,38 @@ def prompts_needed(settings: RunSettings, config: AsymGRPOConfig) -> int:
     return int(batches * prompts)
 
 
+def check_rows(task: str, rows: int, config: AsymGRPOConfig) -> None:
+    """Refuse fewer rows than a rollout batch has prompts: the trainer would not make one step."""
+    group = config.num_generations
+    prompts = config.generation_batch_size // group
+    if not 0 < rows < prompts:
+        return
+    a_device = config.generation_batch_size // config.per_device_train_batch_size
+    fitting = [n for n in range(1, rows * group // a_device + 1) if n * a_device % group == 0]
+    less = f"--set per_device_train_batch_size={fitting[-1]}" if fitting else "steps_per_generation"
+    raise UserError(
+        f"the task {task} has {rows} training rows, but a rollout batch takes {prompts} prompts; "
+        f"add rows, or lower the batch: {less}"
+    )
+
+
+def training_sampling(trainer: Mapping[str, Any], **changes: Any) -> Sampling:
+    """How a run samples, by the trainer's fields; so held-out problems are sampled as well.
+
+    >>> training_sampling({"max_completion_length": 64, "top_k": None}, temperature=0.5)
+    Sampling(max_new_tokens=64, temperature=0.5, top_p=1.0, top_k=0, min_p=0.0, \
+repetition_penalty=1.0, greedy=False)
+    """
+    names = {"max_completion_length": "max_new_tokens"}
+    names |= {n: n for n in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+    given = {ours: trainer[n] for n, ours in names.items() if trainer.get(n) is not None}
+    given |= {name: value for name, value in changes.items() if value is not None}
+    try:
+        return Sampling(**given)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
 def held_out_evaluation(
     settings: RunSettings, config: AsymGRPOConfig, policy: Policy, task: Task, trainer: Any
 ) -> Any:
@@ -136,7 +197,7 @@ def held_out_evaluation(
     """
     test = task.examples("test")
     examples = [test[index] for index in range(min(settings.eval_problems, len(test)))]
-    sampling = Sampling(max_new_tokens=config.max_completion_length, temperature=config.temperature)
+    sampling = training_sampling(vars(config))
 
     def evaluate(step: int) -> dict[str, Any]:
         return evaluate_policy(
@@ -148,6 +209,8 @@ def held_out_evaluation(
             ks=[k for k in (1, 2, 4, 8, 16, 32, 64) if k <= settings.eval_samples],
             sampling=sampling,
             seed=0,
+            system_prompt=settings.system_prompt,
+            template=config.chat_template_kwargs,
         )
 
     return evaluate
@@ -168,22 +231,26 @@ def build_trainer(
 ) -> AsymGRPOTrainer:
     """The trainer of a run, recording into its store."""
     rows = training_rows(task, prompts_needed(settings, config), settings.seed)
-    data = training_set(task, rows, policy.tokenizer)
+    check_rows(task.name, len(rows), config)
+    data = training_set(task, rows, policy.tokenizer, settings.system_prompt)
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     check_lengths(data, policy.tokenizer, context, config.max_completion_length)
     names = settings.reward or ("task",)
-    trainer = AsymGRPOTrainer(
-        model=policy.model,
-        args=config,
-        reward_funcs=[load_reward(name, task, settings.reward_timeout) for name in names],
-        train_dataset=data,
-        processing_class=policy.tokenizer,
-        peft_config=lora_config(settings.lora) if settings.lora else None,
-        rollout_sink=store.write_rollouts if settings.sample_every else None,
-        sample_every=max(settings.sample_every, 1),
-        sampled_groups=settings.sample_groups,
-        callbacks=[Recorder(store), ConstantReward()],
-    )
+    rewards = [load_reward(name, task, settings.reward_timeout) for name in names]
+    with settings_at_fault():
+        trainer = AsymGRPOTrainer(
+            model=policy.model,
+            args=config,
+            reward_funcs=rewards,
+            train_dataset=data,
+            processing_class=policy.tokenizer,
+            peft_config=lora_config(settings.lora) if settings.lora else None,
+            rollout_sink=store.write_rollouts if settings.sample_every else None,
+            sample_every=max(settings.sample_every, 1),
+            sampled_groups=settings.sample_groups,
+            callbacks=[Recorder(store), ConstantReward()],
+        )
+    trainer.base_model = settings.model
     if settings.eval_every:
         evaluate = held_out_evaluation(settings, config, policy, task, trainer)
         trainer.add_callback(HeldOut(store, evaluate, settings.eval_every))
@@ -200,14 +267,16 @@ def train_run(settings: RunSettings, folder: Path, console: Console | None = Non
     """
     config = trainer_config(settings, folder)
     store = open_store(settings, folder)
-    if store.exists() and store.run().get("status") == "finished":
-        return store
+    record = run_record(settings, config, folder, str(config.device))
+    if store.exists():
+        if store.run().get("status") == "finished":
+            return store
+        refuse_other_trainer(store, record)
     task = load_task(settings.task, path=settings.task_path, prompt=settings.prompt)
     set_seed(settings.seed)
     policy = load_policy(settings.model, trust_remote_code=settings.trust_remote_code)
     trainer = build_trainer(settings, config, store, task, policy)
     with alone_in(folder) if config.process_index == 0 else contextlib.nullcontext():
-        record = run_record(settings, config, folder, str(config.device))
         if trainer.precision is not None:
             record["precision"] = trainer.precision.record()
         before = store.run().get("seconds") or 0.0 if store.exists() else 0.0
@@ -245,7 +314,12 @@ def train_on(
         finally:
             if bar is not None:
                 bar.bar.stop()
-    return not interruption.requested or trainer.state.global_step >= settings.steps
+    done: int = trainer.state.global_step
+    if done < settings.steps and not interruption.requested:
+        raise UserError(
+            f"training stopped after {done} of {settings.steps} steps; see what it printed above"
+        )
+    return done >= settings.steps
 
 
 def save_final(trainer: AsymGRPOTrainer, policy: Policy, folder: Path) -> None:
@@ -255,5 +329,6 @@ def save_final(trainer: AsymGRPOTrainer, policy: Policy, folder: Path) -> None:
         trainer.save_model(str(staging))
         if trainer.args.should_save:
             policy.tokenizer.save_pretrained(str(staging))
+            trainer.create_model_card(folder.name, folder=staging)
     if trainer.args.should_save:
         put_in_place(staging, folder / "final")

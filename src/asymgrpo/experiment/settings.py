@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import re
 import reprlib
 import types
 import typing
@@ -33,6 +32,8 @@ class RunSettings:
     task_path: str | None = None
     prompt: str | None = None
     """A template with {question}, in place of the task's own."""
+    system_prompt: str | None = None
+    """The system message before every prompt; plain text before it without a chat template."""
     reward: tuple[str, ...] = ()
     """`module:function` as TRL takes them, or `task` for the task's grader, the default."""
     reward_timeout: float = 600.0
@@ -75,17 +76,35 @@ class RunSettings:
         return cls(**{**record, "reward": tuple(record.get("reward", ()))})
 
     @property
-    def label(self) -> str:
-        """The algorithm and what overrides it, as comparisons name it."""
+    def overrides(self) -> dict[str, Any]:
+        """The pieces of the objective that were given."""
         from asymgrpo.objective.presets import OVERRIDES
 
-        swept = [f"{key}={self.trainer[key]}" for key in OVERRIDES if key in self.trainer]
-        return " ".join([self.algorithm, *swept])
+        return {key: self.trainer[key] for key in OVERRIDES if key in self.trainer}
+
+    @property
+    def label(self) -> str:
+        """The algorithm and what overrides it."""
+        from asymgrpo.experiment.identity import base_label
+
+        return base_label({"algorithm": self.algorithm, "overrides": self.overrides})
 
     @property
     def default_name(self) -> str:
-        words = [self.label, Path(self.model).name, self.task, f"seed{self.seed}"]
-        return "-".join(re.sub(r"[^A-Za-z0-9.=]+", "-", word).strip("-.") for word in words)
+        """A folder's name that tells this run from others: what it is, and what was set."""
+        from asymgrpo.experiment.identity import digest, folder_name, identity, word
+
+        one = identity({"settings": self.to_dict()})
+        usual = identity({"settings": RunSettings(trainer=self._usual_trainer).to_dict()})
+        named = {"algorithm", "model", "task", *self.overrides}
+        words = [word(k, one[k]) for k in one if k not in named and one[k] != usual.get(k)]
+        if len(words) > 2:
+            words = [digest(one)[:6]]
+        return folder_name([self.label, Path(self.model).name, self.task, *words], self.seed, one)
+
+    @property
+    def _usual_trainer(self) -> dict[str, Any]:
+        return TINY_DEFAULTS if self.model == "tiny" else {}
 
 
 TINY_DEFAULTS: dict[str, Any] = {
@@ -173,6 +192,14 @@ def trainer_fields() -> dict[str, Any]:
     return {entry.name: hints[entry.name] for entry in dataclasses.fields(AsymGRPOConfig)}
 
 
+def trainer_defaults() -> dict[str, Any]:
+    """Name to default of every field of `AsymGRPOConfig` that has a plain one."""
+    from asymgrpo.training.trl import AsymGRPOConfig
+
+    fields = dataclasses.fields(AsymGRPOConfig)
+    return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+
+
 def make_settings(*layers: Mapping[str, Any]) -> tuple[RunSettings, str | None]:
     """Settings from layers, later ones first in force, and the output folder if one was named.
 
@@ -198,6 +225,33 @@ def make_settings(*layers: Mapping[str, Any]) -> tuple[RunSettings, str | None]:
     if own.get("model", "tiny") == "tiny":
         trainer = TINY_DEFAULTS | trainer
     return RunSettings(**own, trainer=trainer), out
+
+
+def from_text(key: str, text: str) -> Any:
+    """A value of the command line as the field's own type.
+
+    >>> from_text("lora", "8"), from_text("model", "8")
+    (8, '8')
+    """
+    kind = _kind(ALIASES.get(key, key))
+    if kind is str or kind == str | None:
+        return text
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        value = text
+    return coerce(key, value, kind)
+
+
+def _kind(key: str) -> Any:
+    """The type of a setting, of ours or of the trainer's."""
+    own = typing.get_type_hints(RunSettings)
+    if key in own and key != "trainer":
+        return own[key]
+    theirs = trainer_fields()
+    if key not in theirs:
+        raise UserError(unknown_key(key, [*own, *theirs]))
+    return theirs[key]
 
 
 def unknown_key(key: str, valid: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asymgrpo.evaluation.distributions import student_t_quantile, student_t_quantiles
-from asymgrpo.evaluation.intervals import DRAWS, resampled_means
+from asymgrpo.evaluation.intervals import DRAWS, Estimate, bootstrap_means, resampled_means
 
 Array = NDArray[np.float64]
 
@@ -44,6 +44,8 @@ class PairedBootstrap:
     """Variance of the mean that comes from the seeds; 0 with one seed, where it is not known."""
     problem_variance: Array
     """Variance of the mean that comes from the problems."""
+    draws: Array
+    """Draws of the mean, in order: [draws, M]."""
 
 
 def paired_bootstrap(differences: Array) -> PairedBootstrap:
@@ -70,12 +72,45 @@ def paired_bootstrap(differences: Array) -> PairedBootstrap:
     draws = mean + (resampled_means(by_problem) - mean) * (widen * shrink)
     if differences.shape[1] > 1:
         draws += _seed_draws(differences.shape[1])[:, None] * np.sqrt(seed_part)
-    low, high = np.quantile(draws, [ALPHA / 2, 1 - ALPHA / 2], axis=0)
+    draws = np.sort(draws, axis=0)
+    low, high = ends(draws, ALPHA)
     # A draw within rounding of zero counts on both sides: equal runs have p = 1.
     tolerance = 1e-12
     rarer = np.minimum((draws <= tolerance).sum(axis=0), (draws >= -tolerance).sum(axis=0))
     p_value = np.minimum(2 * (rarer + 1) / (DRAWS + 1), 1.0)
-    return PairedBootstrap(mean, low, high, p_value, seed_part, problem_part)
+    return PairedBootstrap(mean, low, high, p_value, seed_part, problem_part, draws)
+
+
+def ends(draws: Array, level: float) -> tuple[Array, Array]:
+    """The ends of the interval from draws in order; it leaves out 0 just where p is below `level`.
+
+    >>> [float(end) for end in ends(np.arange(1.0, 5001.0), 0.05)]
+    [125.0, 4876.0]
+    """
+    # p = 2 (k + 1) / (DRAWS + 1) for k draws beyond 0: the most of them that still give a verdict
+    beyond = math.ceil(level * (len(draws) + 1) / 2 - 1) - 1
+    return draws[max(beyond, 0)], draws[len(draws) - 1 - max(beyond, 0)]
+
+
+def over_seeds_and_problems(values: Array, least: float) -> Estimate:
+    """The mean of [S, P] in `least` to 1, with its interval over seeds and problems.
+
+    As for a difference of two algorithms, so that the two agree; never narrower than over the
+    problems alone, which is all that one seed gives.
+
+    >>> one = over_seeds_and_problems(np.array([[0.0, 1.0, 1.0, 0.5]]), 0.0)
+    >>> two = over_seeds_and_problems(np.array([[0.0, 1.0, 1.0, 0.5], [0.0, 1.0, 0.5, 0.0]]), 0.0)
+    >>> one.value, two.value, two.low <= one.low
+    (0.625, 0.5, True)
+    """
+    by_problem = values.mean(axis=0)
+    # the interval over problems is for values from 0 to 1
+    means, lows, highs = bootstrap_means(((by_problem - least) / (1 - least))[:, None])
+    mean, low, high = (float(part[0]) * (1 - least) + least for part in (means, lows, highs))
+    if min(values.shape) > 1:
+        found = paired_bootstrap(values[None])
+        low, high = min(low, float(found.low[0])), max(high, float(found.high[0]))
+    return Estimate(mean, max(low, least), min(high, 1.0))
 
 
 def _variances(differences: Array) -> tuple[Array, Array, Array]:
@@ -138,6 +173,22 @@ def holm_levels(p_values: Sequence[float]) -> list[float]:
     levels = [0.0] * len(p_values)
     for rank, i in enumerate(order):
         levels[i] = ALPHA / (len(p_values) - rank)
+    return levels
+
+
+def judged_levels(p_values: Sequence[float]) -> list[float]:
+    """The level at which Holm's procedure judges each: it stops at the first that is not below.
+
+    >>> judged_levels([0.04, 0.03])
+    [0.025, 0.025]
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    levels, stopped = [0.0] * len(p_values), len(p_values)
+    for rank, i in enumerate(order):
+        rank = min(rank, stopped)
+        levels[i] = ALPHA / (len(p_values) - rank)
+        if p_values[i] >= levels[i]:
+            stopped = min(stopped, rank)
     return levels
 
 

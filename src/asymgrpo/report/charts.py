@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from asymgrpo.experiment.comparison import Comparison
 from asymgrpo.report.curves import CHARTS, Chart, Curve, chart_curves
 from asymgrpo.report.distributions import gradient_histograms, pass_curves, rollout_kl
 from asymgrpo.report.rollouts import rounded
 from asymgrpo.report.sources import Source
 
 
-def line_charts(sources: Sequence[Source]) -> list[dict[str, Any]]:
+def line_charts(
+    sources: Sequence[Source], comparison: Comparison | None = None
+) -> list[dict[str, Any]]:
     """Every chart over steps of which some run has a point."""
     found = []
     for chart in CHARTS:
-        curves = chart_curves(chart, sources)
+        curves = chart_curves(chart, sources, comparison)
         if curves:
             found.append(
                 {
@@ -43,8 +46,10 @@ def _pack_curve(chart: Chart, curve: Curve) -> dict[str, Any]:
         "y": numbers(curve.mean),
         "bin": curve.bin,
     }
+    if len(curve.runs) > 1 or curve.interval:
+        packed |= {"low": numbers(curve.low), "high": numbers(curve.high)}
     if len(curve.runs) > 1:
-        packed |= {"low": numbers(curve.low), "high": numbers(curve.high), "n": curve.count}
+        packed["n"] = curve.count
         packed["runs"] = [
             {"name": name, "y": numbers(values)}
             | ({} if steps == curve.steps else {"x": numbers(steps)})
@@ -54,16 +59,18 @@ def _pack_curve(chart: Chart, curve: Curve) -> dict[str, Any]:
 
 
 def distribution_charts(
-    sources: Sequence[Source], rollouts: dict[str, list[dict[str, Any]]]
+    sources: Sequence[Source],
+    rollouts: dict[str, list[dict[str, Any]]],
+    comparison: Comparison,
 ) -> list[dict[str, Any]]:
     charts: list[dict[str, Any]] = []
     common = {"section": "distributions", "log": False, "percent": True}
     passes = [
         vars(curve) | {part: numbers(getattr(curve, part)) for part in ("mean", "low", "high")}
-        for curve in pass_curves(sources)
+        for curve in pass_curves(comparison)
     ]
     if passes:
-        hint = "last evaluation; dashed: before training; band: over seeds"
+        hint = "last evaluation; dashed: before training; band: 95 % interval as in the table"
         charts.append(
             common
             | {"kind": "pass", "key": "passk", "title": "pass@k", "hint": hint, "curves": passes}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from asymgrpo.experiment.comparison import Comparison
 from asymgrpo.report.sources import Source
 
+PASS = "evaluation/pass@1"
 MAX_POINTS = 1000
 """Points of a curve at most; longer ones are averaged in bins of equal width."""
 
@@ -34,8 +36,8 @@ CHARTS = (
     Chart(
         "pass1",
         "Held-out pass@1",
-        ("evaluation/pass@1",),
-        "problems that training never sees",
+        (PASS,),
+        "problems that training never sees; band: 95 % interval as in the table",
         "learning",
         percent=True,
     ),
@@ -117,7 +119,10 @@ CHARTS = (
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of one label: the mean over its runs, and the lowest and highest of them."""
+    """One metric of one label: the mean over its runs, and the lowest and highest of them.
+
+    Of the held-out pass@1 `low` and `high` are the ends of the comparison's interval.
+    """
 
     label: str
     metric: str
@@ -131,6 +136,8 @@ class Curve:
     """Each run's own points, by its name."""
     bin: int = 1
     """Steps averaged into a point."""
+    interval: bool = False
+    """Whether `low` and `high` are the ends of an interval."""
 
 
 def labels_of(sources: Iterable[Source]) -> list[str]:
@@ -138,15 +145,33 @@ def labels_of(sources: Iterable[Source]) -> list[str]:
     return list(dict.fromkeys(source.label for source in sources))
 
 
-def chart_curves(chart: Chart, sources: Sequence[Source]) -> list[Curve]:
+def chart_curves(
+    chart: Chart, sources: Sequence[Source], comparison: Comparison | None = None
+) -> list[Curve]:
     """The curves of a chart; a label whose runs never measured it has none."""
     found = []
     for label in labels_of(sources):
         for metric in chart.metrics:
             curve = curve_of(label, metric, [run for run in sources if run.label == label])
             if curve is not None:
-                found.append(curve)
+                found.append(_with_intervals(curve, comparison) if metric == PASS else curve)
     return found
+
+
+def _with_intervals(curve: Curve, comparison: Comparison | None) -> Curve:
+    """The held-out curve as the table has it: means and intervals of the comparison."""
+    summaries = comparison.labels if comparison is not None else ()
+    points = [point for s in summaries if s.label == curve.label for point in s.curve]
+    if [float(point.step) for point in points] != curve.steps:
+        return curve
+    estimates = [point.estimate for point in points]
+    return replace(
+        curve,
+        mean=[e.value for e in estimates],
+        low=[e.value if e.low is None else e.low for e in estimates],
+        high=[e.value if e.high is None else e.high for e in estimates],
+        interval=True,
+    )
 
 
 def curve_of(label: str, metric: str, runs: Sequence[Source]) -> Curve | None:

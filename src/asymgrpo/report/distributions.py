@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from asymgrpo.evaluation.intervals import Estimate
+from asymgrpo.experiment.comparison import Comparison
 from asymgrpo.report.curves import labels_of
 from asymgrpo.report.sources import Source
 
 MAX_KL_POINTS = 1500
-PASS = re.compile(r"^pass@(\d+)$")
 
 
 @dataclass(frozen=True)
 class PassCurve:
-    """pass@k of one label at one moment, averaged over its runs."""
+    """pass@k of one label at one moment, with the comparison's intervals."""
 
     label: str
     moment: str
@@ -28,7 +28,6 @@ class PassCurve:
     mean: list[float]
     low: list[float]
     high: list[float]
-    runs: int
 
 
 @dataclass(frozen=True)
@@ -41,49 +40,27 @@ class Histogram:
     steps: int
 
 
-def pass_curves(sources: Sequence[Source]) -> list[PassCurve]:
+def pass_curves(comparison: Comparison) -> list[PassCurve]:
     """pass@k against k for every label, after training and, where it was measured, before it."""
-    curves = []
-    for label in labels_of(sources):
-        runs = [run for run in sources if run.label == label and run.evaluations]
-        last = [_pass_values(run.evaluations[-1]) for run in runs]
-        first = [
-            _pass_values(run.evaluations[0])
-            for run in runs
-            if run.evaluations[0]["step"] == 0 and len(run.evaluations) > 1
-        ]
-        for moment, tables in (("last", last), ("before", first)):
-            curve = _pass_curve(label, moment, [table for table in tables if table])
-            if curve is not None:
-                curves.append(curve)
-    return curves
-
-
-def _pass_values(record: Mapping[str, Any]) -> dict[int, float]:
-    found = {}
-    for name, entry in record.get("metrics", {}).items():
-        match = PASS.match(name)
-        value = entry.get("value") if isinstance(entry, dict) else entry
-        if match and isinstance(value, int | float):
-            found[int(match[1])] = float(value)
+    found = []
+    for summary in comparison.labels:
+        trained = any(point.step > 0 for point in summary.curve)
+        moments = {"last": summary.pass_at_k, "before": summary.before_at_k if trained else {}}
+        for moment, rates in moments.items():
+            if len(rates) > 1:  # one k is a number, not a curve; it stands in the table
+                found.append(_pass_curve(summary.label, moment, rates))
     return found
 
 
-def _pass_curve(label: str, moment: str, tables: list[dict[int, float]]) -> PassCurve | None:
-    if not tables:
-        return None
-    shared = sorted(set.intersection(*(set(table) for table in tables)))
-    if len(shared) < 2:  # one k is a number, not a curve; it stands in the table
-        return None
-    values = np.array([[table[k] for k in shared] for table in tables])
+def _pass_curve(label: str, moment: str, rates: Mapping[int, Estimate]) -> PassCurve:
+    ordered = [rates[k] for k in sorted(rates)]
     return PassCurve(
         label=label,
         moment=moment,
-        k=shared,
-        mean=values.mean(0).tolist(),
-        low=values.min(0).tolist(),
-        high=values.max(0).tolist(),
-        runs=len(tables),
+        k=sorted(rates),
+        mean=[rate.value for rate in ordered],
+        low=[rate.value if rate.low is None else rate.low for rate in ordered],
+        high=[rate.value if rate.high is None else rate.high for rate in ordered],
     )
 
 

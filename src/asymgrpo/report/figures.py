@@ -59,7 +59,7 @@ def write_figures(
         raise UserError(f"{place} is a file; --figures wants a folder")
     place.mkdir(parents=True, exist_ok=True)
     written = []
-    for key, painter in painters(sources).items():
+    for key, painter in painters(sources, comparison).items():
         written += _save(painter, place / key)
     results = tables(comparison)
     written.append(_write(place / "table.csv", to_csv(results)))
@@ -69,16 +69,16 @@ def write_figures(
     return written
 
 
-def painters(sources: Sequence[Source]) -> dict[str, Painter]:
+def painters(sources: Sequence[Source], comparison: Comparison) -> dict[str, Painter]:
     """What can be drawn of these runs: a file name, and a function that draws it."""
     colours = {label: COLOURS[n % len(COLOURS)] for n, label in enumerate(labels_of(sources))}
     found: dict[str, Painter] = {}
     for chart in CHARTS:
-        curves = chart_curves(chart, sources)
+        curves = chart_curves(chart, sources, comparison)
         if curves:
             found[chart.key] = _curve_painter(chart, curves, colours)
-    if pass_curves(sources):
-        found["passk"] = lambda axes: _paint_pass(axes, sources, colours)
+    if pass_curves(comparison):
+        found["passk"] = lambda axes: _paint_pass(axes, comparison, colours)
     if gradient_histograms(sources):
         found["gradient-histogram"] = lambda axes: _paint_histogram(axes, sources, colours)
     rows = {
@@ -96,7 +96,7 @@ def _curve_painter(chart: Chart, curves: Sequence[Curve], colours: Mapping[str, 
             part, tone = chart.metrics.index(curve.metric), colours[curve.label]
             name = as_text(curve.label) if part == 0 else None
             axes.plot(curve.steps, curve.mean, LINES[part], color=tone, label=name)
-            if len(curve.runs) > 1:
+            if len(curve.runs) > 1 or curve.interval:
                 axes.fill_between(
                     curve.steps, curve.low, curve.high, color=tone, alpha=0.15, linewidth=0
                 )
@@ -112,17 +112,17 @@ def _curve_painter(chart: Chart, curves: Sequence[Curve], colours: Mapping[str, 
     return paint
 
 
-def _paint_pass(axes: Axes, sources: Sequence[Source], colours: Mapping[str, str]) -> None:
+def _paint_pass(axes: Axes, comparison: Comparison, colours: Mapping[str, str]) -> None:
     ks: set[int] = set()
-    for curve in pass_curves(sources):
+    for curve in pass_curves(comparison):
         ks |= set(curve.k)
         tone, before = colours[curve.label], curve.moment == "before"
         name, form = (None, "--") if before else (as_text(curve.label), "o-")
         axes.plot(curve.k, curve.mean, form, color=tone, markersize=3, label=name)
-        if curve.runs > 1 and not before:
+        if not before:
             axes.fill_between(curve.k, curve.low, curve.high, color=tone, alpha=0.15, linewidth=0)
     axes.set(xlabel="k", ylabel="pass@k")
-    if any(curve.moment == "before" for curve in pass_curves(sources)):
+    if any(curve.moment == "before" for curve in pass_curves(comparison)):
         axes.plot([], [], "--", color="black", linewidth=0.8, label="before training")
     axes.set_xscale("log")
     axes.set_xticks(sorted(ks), [str(k) for k in sorted(ks)])

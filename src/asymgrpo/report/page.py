@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -88,7 +89,9 @@ def render(sources: Sequence[Source], comparison: Comparison, title: str | None 
     rows = read_rollouts(sources)
     flat = {name: [row for step in steps.values() for row in step] for name, steps in rows.items()}
     pages = token_pages(sources, rows)
-    charts = [*line_charts(sources), *distribution_charts(sources, flat)]
+    charts = [
+        *line_charts(sources, comparison), *distribution_charts(sources, flat, comparison)
+    ]  # fmt: skip
     data = {"labels": labels_of(sources), "charts": charts, "tokens": token_index(sources, pages)}
     blocks = [{"id": "report-data", "json": script_json(data)}]
     for run, page in enumerate(pages):
@@ -223,7 +226,10 @@ def _sections(charts: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
 def _curve_caption(sources: Sequence[Source], charts: Sequence[dict[str, Any]]) -> str:
     text = "What a log does not hold is not drawn. Drag to zoom, double-click to go back."
     if len(labels_of(sources)) < len(sources):
-        text = "Lines are means over seeds, bands the lowest and highest seed. " + text
+        text = (
+            "Lines are means over seeds, bands the lowest and highest seed; of the held-out pass@1 "
+            "and pass@k, the table's 95 % intervals. " + text
+        )
     widths = {c["bin"] for chart in charts if chart["kind"] == "line" for c in chart["curves"]}
     if max(widths, default=1) > 1:
         text += f" Long curves are averaged over {max(widths)} steps a point."
@@ -243,6 +249,13 @@ def _token_caption(pages: Sequence[TokenPages]) -> str:
 
 def _notes(sources: Sequence[Source]) -> list[str]:
     notes = [f"{run.name}: {note}." for run in sources for note in run.notes]
+    foreign = [run.label for run in sources if run.kind == "trl"]
+    notes += [
+        f"{label}: {count} TRL folders that differ by a seed in their names are taken for seeds of "
+        "one variant; TRL's logs tell few of their settings."
+        for label, count in Counter(foreign).items()
+        if count > 1
+    ]
     notes += [
         f"{run.name} is {status}: its curves end at step {run.metrics[-1]['step']}."
         for run in sources

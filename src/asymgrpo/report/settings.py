@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asymgrpo.experiment.identity import identities, identity
 from asymgrpo.report.curves import labels_of
 from asymgrpo.report.sources import Source
 
-PER_RUN = {"name", "label", "seed", "status", "created", "seconds", "overrides", "finished"}
+PER_RUN = {"name", "label", "seed", "status", "created", "seconds", "overrides", "finished",
+           "resolved"}  # fmt: skip
 """Fields of `run.json` that name a run rather than set it."""
-PER_RUN_LEAVES = {"seed", "data_seed", "output_dir", "run_name", "logging_dir", "out"}
+PER_RUN_LEAVES = {"seed", "output_dir", "run_name", "logging_dir", "out"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ def compare_settings(sources: Sequence[Source]) -> Settings:
     """Settings side by side, a column a label; several values inside a label stand together."""
     labels = labels_of(sources)
     flat = {run.name: told_once(flatten(run.record)) for run in sources}
+    for name, values in resolved_differences(sources).items():
+        for run, value in zip(sources, values, strict=True):
+            flat[run.name].setdefault(name, value)
     names = sorted({name for settings in flat.values() for name in settings})
     differ, shared = [], []
     for name in names:
@@ -40,6 +45,15 @@ def compare_settings(sources: Sequence[Source]) -> Settings:
         else:
             differ.append((name, cells))
     return Settings(labels, differ, shared)
+
+
+def resolved_differences(sources: Sequence[Source]) -> dict[str, list[str]]:
+    """Settings that nobody gave and that the runs ended up with otherwise: a value for each run."""
+    found = identities([run.record for run in sources])
+    given = {name for run in sources for name in identity(run.record, resolved=False)}
+    names = dict.fromkeys(name for one in found for name in one if name not in given)
+    values = {name: [str(one.get(name, "–")) for one in found] for name in names}
+    return {f"config.{name}": texts for name, texts in values.items() if len(set(texts)) > 1}
 
 
 def told_once(flat: Mapping[str, str]) -> dict[str, str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from asymgrpo.errors import UserError
+from asymgrpo.experiment.identity import base_label, labels
 from asymgrpo.experiment.store import RUN_FILE, RunStore, read_json
 
 STATE_FILE = "trainer_state.json"
@@ -76,7 +77,9 @@ def find_sources(folders: Iterable[str | Path]) -> list[Source]:
     if not paths:
         raise UserError("name at least one run folder")
     names = _distinct_names(list(paths))
-    return [read_source(path, name) for path, name in zip(paths.values(), names, strict=True)]
+    found = [read_source(path, name) for path, name in zip(paths.values(), names, strict=True)]
+    named = labels([{**run.record, "label": run.label} for run in found])
+    return [replace(run, label=label) for run, label in zip(found, named, strict=True)]
 
 
 def read_source(folder: Path, name: str | None = None) -> Source:
@@ -111,13 +114,19 @@ def _runs_at(folder: Path) -> list[Path]:
         raise UserError(f"no folder at {folder}")
     if _is_run(folder):
         return [folder]
-    children = sorted(path for path in folder.iterdir() if path.is_dir() and _is_run(path))
-    if not children:
+    found = _runs_below(folder)
+    if not found:
         raise UserError(
-            f"{folder} is no run and holds none: neither it nor a folder in it has "
+            f"{folder} is no run and holds none: neither it nor a folder below it has "
             f"{RUN_FILE} or {STATE_FILE}"
         )
-    return children
+    return found
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """Runs at any depth; what lies inside a run is its own."""
+    children = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    return [run for path in children for run in ([path] if _is_run(path) else _runs_below(path))]
 
 
 def _distinct_names(paths: Sequence[Path]) -> list[str]:
@@ -132,7 +141,7 @@ def _distinct_names(paths: Sequence[Path]) -> list[str]:
 def _read_own(folder: Path, name: str) -> Source:
     store = RunStore(folder)
     record = store.run()
-    label = str(record.get("label") or record.get("algorithm") or name)
+    label = base_label({"name": name} | record)
     seed = record.get("seed")
     return Source(
         folder=folder,
@@ -215,21 +224,47 @@ def _trl_notes(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def _trl_record(folder: Path, path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
     """Settings from the state itself and from the JSON files beside it; no pickle is opened."""
-    names = ("max_steps", "num_train_epochs", "train_batch_size", "num_input_tokens_seen")
+    names = ("max_steps", "num_train_epochs", "train_batch_size")
     config = {key: state[key] for key in names if state.get(key) is not None}
     steps: Any = state.get("global_step")
     last: Any = state.get("max_steps")
     done = _is_number(steps) and steps >= (last if _is_number(last) else 0)
-    record = {"status": "finished" if done else "unfinished", "steps": steps, "config": config}
-    for place in (folder, path.parent):
+    known = config | _first_rate(state.get("log_history")) | _adapter(folder, path.parent)
+    return {
+        "kind": "trl",
+        "status": "finished" if done else "unfinished",
+        "steps": steps,
+        "config": known,
+        **_model(folder, path.parent),
+    }
+
+
+def _first_rate(history: Any) -> dict[str, Any]:
+    """The learning rate where it is first logged: a state says no more of its schedule."""
+    for entry in history if isinstance(history, list) else ():
+        if isinstance(entry, dict) and _is_number(entry.get("learning_rate")):
+            return {f"learning_rate at step {entry.get('step')}": entry["learning_rate"]}
+    return {}
+
+
+def _adapter(*places: Path) -> dict[str, Any]:
+    for place in places:
+        rank = _json_field(place / "adapter_config.json", "r")
+        if rank is not None:
+            return {"lora": rank}
+    return {}
+
+
+def _model(*places: Path) -> dict[str, str]:
+    for place in places:
         for file, key in (
             ("adapter_config.json", "base_model_name_or_path"),
             ("config.json", "_name_or_path"),
         ):
             model = _json_field(place / file, key)
             if model:
-                return record | {"model": str(model)}
-    return record
+                return {"model": str(model)}
+    return {}
 
 
 def _json_field(path: Path, key: str) -> Any:

@@ -103,8 +103,9 @@ def summarise(comparison: Comparison) -> Summary:
         tables=tables(comparison),
         pairs=_pairs(comparison),
         pair_caption=(
-            "The first less the second, paired by seed and problem. Intervals are the pair's own, "
-            "and the verdict goes by the p-value, Holm-corrected over the pairs of its measure."
+            "The first less the second, paired by seed and problem. Intervals and p-values are "
+            "corrected over the pairs of a measure, by Holm, as the verdict is; with one seed they "
+            "are over problems alone, and there is no verdict."
         ),
     )
 
@@ -136,7 +137,7 @@ def _held_out(comparison: Comparison) -> list[Column]:
     if largest > 1:
         columns.append((f"pass@{largest} after", lambda s: estimate(s.pass_at_k.get(largest))))
     if comparison.target is not None:
-        columns.append((f"steps to pass@1 of {comparison.target:.2g}", _steps_to_target))
+        columns.append((f"steps to pass@1 of {comparison.target:.3f}", _steps_to_target))
     return columns
 
 
@@ -159,7 +160,7 @@ def _variance(variance: Variance | None) -> Cell:
         return Cell()
     cell = estimate(variance.estimate, spec=".2g")
     if variance.ratio is None:
-        return cell
+        return Cell(cell.value, variance.note or cell.interval, variance.estimate)
     ratio = f"{variance.ratio.value:.2g} × baseline"
     if variance.ratio.low is not None and variance.ratio.high is not None:
         ratio += f" ({variance.ratio.low:.2g} to {variance.ratio.high:.2g})"
@@ -192,8 +193,8 @@ def _clip_events(summary: LabelSummary) -> Cell:
 
 def _caption(comparison: Comparison) -> str:
     parts = []
-    if any(label.after is not None for label in comparison.labels):
-        parts.append("Means over seeds, with 95 % intervals.")
+    if comparison.intervals:
+        parts.append(comparison.intervals)
     if comparison.baseline is not None and len(comparison.labels) > 1:
         parts.append(f"The baseline is {comparison.baseline}.")
     return " ".join(parts)

@@ -45,9 +45,12 @@ def message_text(value: Any) -> str:
     return str(value)
 
 
-def render_prompt(task: Task, example: Example, tokenizer: Any) -> list[Message] | str:
+def render_prompt(
+    task: Task, example: Example, tokenizer: Any, system_prompt: str | None = None
+) -> list[Message] | str:
     """Messages where the tokenizer has a chat template, the plain text elsewhere."""
     text = task.prompt(example)
     if getattr(tokenizer, "chat_template", None):
-        return [{"role": "user", "content": text}]
-    return text
+        system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        return [*system, {"role": "user", "content": text}]
+    return f"{system_prompt}\n\n{text}" if system_prompt else text

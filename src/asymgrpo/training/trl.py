@@ -29,6 +29,7 @@ from asymgrpo.rollout.records import Engine, Rollout, Sampling
 from asymgrpo.training.entropy_control import EntropyControl
 from asymgrpo.training.guard import FiniteGuard
 from asymgrpo.training.master_weights import MasterWeights
+from asymgrpo.training.model_card import ModelCard
 from asymgrpo.training.old_logps import OLD, SAMPLED, OldLogps
 from asymgrpo.training.precision import Precision, apply_precision, model_precision
 from asymgrpo.training.recorded_generate import recorded
@@ -214,7 +215,7 @@ FORWARD_INPUTS = tuple(
 """Multimodal inputs that TRL's forward takes, handed on as they are."""
 
 
-class AsymGRPOTrainer(Recording, EntropyControl, Resuming, GRPOTrainer):  # type: ignore[misc]  # untyped
+class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTrainer):  # type: ignore[misc]  # untyped
     """`GRPOTrainer` under an objective of ours; takes what it takes.
 
     `rollout_sink(step, rows)` is called, where given, with the traces of the first

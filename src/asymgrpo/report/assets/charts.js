@@ -65,7 +65,7 @@ function passTraces(chart) {
     const before = curve.moment === "before";
     const name = plain(curve.label) + (before ? " · before training" : "");
     const base = { x: curve.k, type: "scatter", mode: "lines", hoverinfo: "skip" };
-    if (curve.runs > 1 && !before) {
+    if (!before) {
       traces.push({ ...base, y: curve.low, line: { width: 0 }, meta: "band" });
       traces.push({ ...base, y: curve.high, line: { width: 0 }, meta: "band", fill: "tonexty",
         fillcolor: faint(tone, 0.16) });
