@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from trl_compat_models import make_all
+from trl_compat_models import make_all, small_ids
 
 STOCK = "from trl import GRPOConfig, GRPOTrainer\n"
 OURS = (
@@ -35,6 +35,33 @@ REFUSALS = {
     ),
 }
 """What an error of ours says, and why it stands. Nothing else may differ from TRL."""
+PLUGIN = """
+import importlib
+import importlib.util
+import re
+
+
+def availability(name):
+    package = re.fullmatch(r"is_(\\w+)_available", name)
+    if package is None:
+        raise AttributeError(name)
+    return lambda: importlib.util.find_spec(package[1]) is not None
+
+
+importlib.import_module("trl.import_utils").__getattr__ = availability
+config = importlib.import_module("trl.trainer.base_config")._BaseConfig
+prepare = config.__post_init__
+
+
+def prepare_in_float32(self):
+    self.bf16 = bool(self.bf16)
+    prepare(self)
+
+
+config.__post_init__ = prepare_in_float32
+"""
+"""Lets the tests of another version ask the installed TRL for checks that it no longer has, and
+trains in float32 where a test leaves the precision open: bfloat16 is slow on a CPU."""
 
 
 class Outcome(NamedTuple):
@@ -48,6 +75,7 @@ def main() -> int:
     parser.add_argument("checkout", type=Path, help="a checkout of TRL, for its tests")
     parser.add_argument("-k", dest="select", default="", help="only tests that match, as in pytest")
     parser.add_argument("--work", type=Path, help="keep models and results in this folder")
+    parser.add_argument("--processes", type=int, default=1, help="how many tests run at once")
     parser.add_argument("--reuse", choices=["stock"], help="take TRL's results from --work as is")
     chosen = parser.parse_args()
     if not (chosen.checkout / "tests" / "test_grpo_trainer.py").is_file():
@@ -59,12 +87,14 @@ def main() -> int:
         results = {}
         for name, imports in {"stock": STOCK, "ours": OURS}.items():
             if chosen.reuse != name:
-                run_tests(work, chosen.checkout.resolve(), name, imports, chosen.select)
+                options = ["-k", chosen.select] if chosen.select else []
+                options += ["-n", str(chosen.processes)] if chosen.processes > 1 else []
+                run_tests(work, chosen.checkout.resolve(), name, imports, options)
             results[name] = read_results(work / f"{name}.xml")
     return report(results["stock"], results["ours"])
 
 
-def run_tests(work: Path, checkout: Path, name: str, imports: str, select: str) -> None:
+def run_tests(work: Path, checkout: Path, name: str, imports: str, options: list[str]) -> None:
     """A copy of TRL's tests whose classes are ours or its own, run from `work`."""
     place = work / name
     shutil.rmtree(place, ignore_errors=True)
@@ -73,15 +103,17 @@ def run_tests(work: Path, checkout: Path, name: str, imports: str, select: str) 
     text = module.read_text(encoding="utf-8")
     if STOCK not in text:
         raise SystemExit(f"the tests of {checkout} import GRPOTrainer in another way than expected")
-    module.write_text(text.replace(STOCK, imports), encoding="utf-8")
+    module.write_text(small_ids(text.replace(STOCK, imports)), encoding="utf-8")
+    (place / "trl_compat_plugin.py").write_text(PLUGIN, encoding="utf-8")
     environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")]),
         "HF_HOME": str(work / "cache"),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
     command = [sys.executable, "-m", "pytest", str(module), "-q", "--tb=short", "-p", "no:warnings"]
-    command += ["-p", "no:cacheprovider", f"--rootdir={place}", f"--junitxml={work / name}.xml"]
-    command += ["-k", select] if select else []
+    command += ["-p", "trl_compat_plugin", "-p", "no:cacheprovider"]
+    command += [f"--rootdir={place}", f"--junitxml={work / name}.xml", *options]
     print(f"running TRL's tests, {name}", flush=True)
     with (work / f"{name}.log").open("w", encoding="utf-8") as log:
         subprocess.run(command, cwd=work, env=environment, stdout=log, stderr=log, check=False)

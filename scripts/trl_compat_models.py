@@ -2,12 +2,15 @@
 
 Random weights at the hub models' shapes, one tokenizer whose ids are those that TRL's tests spell
 out, and TRL's own prompts, read from its checkout. Written as folders under the hub's names, which
-transformers and datasets prefer to the hub where they exist.
+transformers and datasets prefer to the hub where they exist. The vocabulary is a tenth of the hub
+models', so that the tests take minutes on a CPU; ids beyond it are moved within it, here and, by
+`small_ids`, in the tests.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ SPECIAL = {
     151667: "<think>",
     151668: "</think>",
 }
+PAD, END = SPECIAL[151643], SPECIAL[151645]
 SPELLED = {  # the ids that the tests write completions in, and the texts beside them there
     314: " {",
     330: ' "',
@@ -61,6 +65,10 @@ SPELLED = {  # the ids that the tests write completions in, and the texts beside
     93054: "_multiply",
     95642: '"}}\n',
 }
+VOCABULARY = 16384
+_BEYOND = sorted(index for index in {**SPECIAL, **SPELLED} if index >= VOCABULARY - 128)
+SMALL_ID = {index: VOCABULARY - 128 + place for place, index in enumerate(_BEYOND)}
+"""Where an id beyond the small vocabulary lies in it; the special ones last, in their order."""
 SIZES = {
     "hidden_size": 8,
     "intermediate_size": 32,
@@ -130,6 +138,19 @@ def make_all(folder: Path, checkout: Path) -> None:
     (place / "complete").touch()
 
 
+def small_ids(source: str) -> str:
+    """TRL's tests with the ids of the completions that they spell out moved within the vocabulary.
+
+    >>> small_ids("    [17453, 0, 151645],  # 'Done!'")
+    "    [16257, 0, 16265],  # 'Done!'"
+    """
+
+    def moved(line: re.Match[str]) -> str:
+        return re.sub(r"\d+", lambda m: str(SMALL_ID.get(int(m[0]), int(m[0]))), line[0])
+
+    return re.sub(r"^ *\[[\d, ]+\]", moved, source, flags=re.MULTILINE)
+
+
 def make_prompts(folder: Path, checkout: Path) -> None:
     """TRL's prompts, from the script of its checkout that uploads them."""
     import datasets
@@ -170,21 +191,21 @@ def make_tokenizer() -> Any:
     def written(text: str) -> str:
         return "".join(letters[byte] for byte in text.encode())
 
-    vocabulary = {written(text): index for index, text in SPELLED.items()}
-    vocabulary |= {letter: index for index, letter in enumerate(letters.values())}
+    spelled = {written(text): index for index, text in SPELLED.items()}
+    spelled |= {letter: index for index, letter in enumerate(letters.values())}
+    vocabulary = {text: SMALL_ID.get(index, index) for text, index in spelled.items()}
+    first = min(SMALL_ID[index] for index in SPECIAL)
     taken = set(vocabulary.values())
-    vocabulary |= {f"w{i}": i for i in range(min(SPECIAL)) if i not in taken}
+    vocabulary |= {f"w{index}": index for index in range(first) if index not in taken}
     core = Tokenizer(models.BPE(vocabulary, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
-    # Added tokens are numbered in turn, so that the gaps between the special ones are filled.
-    added = [SPECIAL.get(i, f"<|extra_{i}|>") for i in range(min(SPECIAL), max(SPECIAL) + 1)]
-    core.add_tokens([AddedToken(text, normalized=False, special="im_" in text) for text in added])
+    # Added tokens are numbered in turn, from where the vocabulary ends.
+    core.add_tokens(
+        [AddedToken(text, normalized=False, special="|" in text) for text in SPECIAL.values()]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        eos_token=SPECIAL[151645],
-        pad_token=SPECIAL[151643],
-        padding_side="left",
+        tokenizer_object=core, eos_token=END, pad_token=PAD, padding_side="left"
     )
 
 
@@ -193,9 +214,10 @@ def make_model(folder: Path, name: str, sizes: dict[str, Any]) -> None:
     import transformers
 
     architecture = getattr(transformers, name)
-    ends = {"eos_token_id": 151645, "pad_token_id": 151643, "bos_token_id": None}
+    ids = {text: SMALL_ID[index] for index, text in SPECIAL.items()}
+    ends = {"eos_token_id": ids[END], "pad_token_id": ids[PAD], "bos_token_id": None}
     labels = {"num_labels": 1} if "Sequence" in name else {}
-    config = architecture.config_class(**SIZES | sizes | ends | labels, vocab_size=151936)
+    config = architecture.config_class(**SIZES | sizes | ends | labels, vocab_size=VOCABULARY)
     torch.manual_seed(0)
     model = architecture(config)
     with torch.no_grad():  # matrices that pass a signal on, so that every parameter has a gradient
