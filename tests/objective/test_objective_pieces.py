@@ -74,7 +74,10 @@ def test_rounding_is_told_from_a_difference():
         cents = torch.randint(0, 30, (12, functions), generator=random)
         weights = torch.randint(1, 10, (functions,), generator=random)
         exact = [
-            sum(Fraction(c, 100) * Fraction(w, 10) for c, w in zip(row, weights.tolist(), strict=True))
+            sum(
+                Fraction(c, 100) * Fraction(w, 10)
+                for c, w in zip(row, weights.tolist(), strict=True)
+            )
             for row in cents.tolist()
         ]
         totals, rounding = total_reward(cents / 100, weights / 10)

@@ -102,9 +102,7 @@ def normalized_sum_advantages(per_function: Tensor, weights: Tensor, group_size:
     return group_advantages(totals, len(totals), rounding=2 * rounding)
 
 
-def _centred(
-    rewards: Tensor, group_size: int, rounding: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _centred(rewards: Tensor, group_size: int, rounding: Tensor | None) -> tuple[Tensor, Tensor]:
     """Rewards [P, G] in float64, and their distances from the mean; exactly 0 within rounding."""
     if rewards.dim() != 1:
         raise ValueError(f"rewards must have shape [B], got {tuple(rewards.shape)}")
