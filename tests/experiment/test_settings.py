@@ -131,7 +131,7 @@ def test_a_sweep_runs_equal_objectives_once(tmp_path: Path) -> None:
     jobs = plan(["grpo", "ah-grpo", "sa-ah-grpo"], 2, {"alpha": ["0", "0.25", "0.5"]}, {}, tmp_path)
     labels = [job.settings.label for job in jobs if job.settings.seed == 0]
     assert labels == [
-        "grpo alpha=0.0",
+        "grpo",
         "ah-grpo alpha=0.25",
         "ah-grpo alpha=0.5",
         "sa-ah-grpo alpha=0.25",
@@ -139,6 +139,13 @@ def test_a_sweep_runs_equal_objectives_once(tmp_path: Path) -> None:
     ]
     assert len(jobs) == 10
     assert len({job.folder for job in jobs}) == 10
+
+
+def test_a_setting_that_no_algorithm_uses_is_refused(tmp_path: Path) -> None:
+    for sweep, shared in (({"alpha": ["0.25"]}, {}), ({}, {"alpha": 0.25})):
+        with pytest.raises(UserError, match="alpha has no effect under any of grpo, abc-grpo"):
+            plan(["grpo", "abc-grpo"], 1, sweep, shared, tmp_path)
+        plan(["grpo", "sa-ah-grpo"], 1, sweep, shared, tmp_path)
 
 
 def test_a_label_cannot_leave_the_folder(tmp_path: Path) -> None:

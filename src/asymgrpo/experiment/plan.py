@@ -73,7 +73,8 @@ def plan(
 ) -> list[Job]:
     """The runs, algorithm by algorithm within a seed; two that are the same run are one.
 
-    A sweep over alpha leaves GRPO as it is, and AH-GRPO at alpha 0 is GRPO: each is run once.
+    A sweep over alpha leaves GRPO as it is, and AH-GRPO at alpha 0 is GRPO: each is run once. An
+    override that acts under none of the algorithms is an error.
     """
     coerce("algorithms", list(algorithms), list)
     numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
@@ -83,15 +84,34 @@ def plan(
         dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())
     ]
     jobs: list[Job] = []
+    unused: list[set[str]] = []
     for seed in numbers:
         seen: dict[Any, str] = {}
         for algorithm, point in itertools.product(algorithms, points):
-            settings, _ = make_settings(shared, point, {"algorithm": algorithm, "seed": seed})
+            whole, _ = make_settings(shared, point, {"algorithm": algorithm, "seed": seed})
+            settings = _with_acting_overrides(whole)
+            unused.append(whole.trainer.keys() - settings.trainer.keys())
             key = _effective(settings)
             if key not in seen:
                 seen[key] = settings.label
                 jobs.append(Job(settings, out / folder_name(settings)))
+    for key in sorted(set.intersection(*unused)):
+        raise UserError(f"{key} has no effect under any of {', '.join(algorithms)}; leave it out")
     return jobs
+
+
+def _with_acting_overrides(settings: RunSettings) -> RunSettings:
+    """The same run without overrides that its algorithm has no use for."""
+    from asymgrpo.objective.presets import OVERRIDES, acting
+
+    given = {key: value for key, value in settings.trainer.items() if key in OVERRIDES}
+    try:
+        used = acting(settings.algorithm, given)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    dropped = given.keys() - used.keys()
+    kept = {key: value for key, value in settings.trainer.items() if key not in dropped}
+    return replace(settings, trainer=kept)
 
 
 def folder_name(settings: RunSettings) -> str:

@@ -129,6 +129,18 @@ def algorithm(name: str, **overrides: Any) -> ObjectiveConfig:
     return config
 
 
+def acting(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the overrides that change something under the algorithm `name`.
+
+    For a comparison, whose settings are for all of its algorithms, each as far as it has a use.
+
+    >>> acting("grpo", {"alpha": 0.25, "eps_low": 0.1})
+    {'eps_low': 0.1}
+    """
+    config = overridden(name, overrides)
+    return {key: value for key, value in overrides.items() if no_effect(key, config) is None}
+
+
 def overridden(name: str, overrides: Mapping[str, Any]) -> ObjectiveConfig:
     """The configuration called `name` with leaves replaced, whether they act or not.
 
