@@ -210,8 +210,10 @@ def shares(lengths: list[int], aggregate: str, max_length: int) -> list[float]:
     rollouts = sum(1 for n in lengths if n) or 1
     if aggregate == "sequence-mean":
         return [1 / (n * rollouts) if n else 0.0 for n in lengths]
-    if aggregate == "token-mean":
+    if aggregate in ("token-mean", "local-token-mean"):  # unlike only in a slice of a batch
         return [1 / (sum(lengths) or 1)] * len(lengths)
+    if aggregate == "sequence-sum":
+        return [1 / rollouts] * len(lengths)
     return [1 / (rollouts * max_length)] * len(lengths)
 
 

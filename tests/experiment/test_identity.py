@@ -191,7 +191,7 @@ def test_a_recipe_sweeps_as_the_command_line_does(tmp_path: Path) -> None:
         ("report_to=none,tensorboard", "would compare equal runs"),
         ("alhpa=1,2", "did you mean alpha"),
         ("lora=few,many", "lora must be a whole number"),
-        ("alpha=0.1,0.2", "alpha does nothing under grpo"),
+        ("alpha=0.1,0.2", "alpha has no effect under any of grpo"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused(words: str, message: str, tmp_path: Path) -> None:

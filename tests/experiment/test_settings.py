@@ -77,7 +77,9 @@ def test_mistakes_are_told_by_name(layer: dict[str, Any], message: str) -> None:
         ({"alpha": -0.5}, "alpha must be at least 0"),
         ({"eps1": -0.1}, "eps1 must be at least 0"),
         ({"num_generations": 3}, "divisible by num_generations"),
-        ({"loss_type": "cispo"}, "set algorithm"),
+        ({"loss_type": "vespo"}, "choose from grpo, dapo, .* set algorithm"),
+        ({"alpha": 0.25}, "alpha has no effect with applies_to=none; set applies_to=all"),
+        ({"eps_low": 0.1, "clip": "sapo"}, "eps_low has no effect with clip=sapo"),
         ({"beta": -1.0}, "beta must be at least 0"),
         ({"engine": "warp"}, "engine must be one of native, transformers, vllm"),
         ({"scorer": "loose"}, "scorer must be one of packed, padded"),
@@ -158,6 +160,13 @@ def test_a_sweep_runs_equal_objectives_once(tmp_path: Path) -> None:
     ]
     assert len(jobs) == 10
     assert len({job.folder for job in jobs}) == 10
+
+
+def test_a_setting_that_no_algorithm_uses_is_refused(tmp_path: Path) -> None:
+    for sweep, shared in (({"alpha": ["0.25"]}, {}), ({}, {"alpha": 0.25})):
+        with pytest.raises(UserError, match="alpha has no effect under any of grpo, abc-grpo"):
+            plan(["grpo", "abc-grpo"], 1, sweep, shared, tmp_path)
+        plan(["grpo", "sa-ah-grpo"], 1, sweep, shared, tmp_path)
 
 
 def test_a_label_cannot_leave_the_folder(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass
 import numpy as np
 import pytest
 import torch
-from batches import random_batch
+from batches import FEW_SEEDS, random_batch
 
 from asymgrpo import ALGORITHMS, Objective, ObjectiveConfig, TokenBatch, algorithm
 from asymgrpo.objective.advantage import group_advantages
@@ -16,7 +16,7 @@ from asymgrpo.objective.entropy import top_entropy_threshold
 from asymgrpo.objective.horizon import discount, is_discounted
 from asymgrpo.objective.kl import kl_divergence
 from asymgrpo.objective.masked import masked_sum
-from asymgrpo.objective.presets import OVERRIDES
+from asymgrpo.objective.presets import OVERRIDES, overridden
 from asymgrpo.objective.ratio import importance_ratio
 
 NAN, INF = math.nan, math.inf
@@ -58,7 +58,7 @@ def test_delta_lies_above_the_upper_bound(delta):
     [
         ("eps3", INF),
         ("eps2", 1.0),
-        ("eps_low", 2),
+        ("eps1", 2),
         ("alpha", 0),
         ("beta", 0),
         ("top_entropy", 1),
@@ -113,11 +113,12 @@ def test_override_keys_are_the_leaves():
 
 
 def test_an_override_changes_its_leaf_and_nothing_else():
-    plain, changed = algorithm("sapo"), algorithm("sapo", alpha=0.1, tau_negative=2, beta=0.5)
+    plain = algorithm("sapo")
+    changed = algorithm("sapo", applies_to="all", alpha=0.1, tau_negative=2, beta=0.5)
     assert changed.horizon.alpha == 0.1
     assert changed.ratio.tau_negative == 2
     assert changed.kl.beta == 0.5
-    assert algorithm("sapo", alpha=0.5) == plain == algorithm("sapo")
+    assert algorithm("sapo", tau_negative=1.05) == plain == algorithm("sapo")
 
 
 def test_presets():
@@ -249,3 +250,75 @@ MATRIX, MASK = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
 def test_pieces_check_what_they_are_given(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+OTHER = {
+    "baseline": "leave-one-out",
+    "scale": "batch",
+    "alpha": 0.9,
+    "applies_to": "all",
+    "normalize": "none",
+    "inclusive": False,
+    "level": "sequence",
+    "clip": "none",
+    "eps_low": 0.05,
+    "eps_high": 0.05,
+    "delta": 1.5,
+    "eps1": 0.9,
+    "eps2": 0.9,
+    "eps3": 0.9,
+    "eps4": 0.9,
+    "tau_positive": 2.0,
+    "tau_negative": 2.0,
+    "beta": 0.1,
+    "estimator": "k2",
+    "bias_correction": True,
+    "aggregate": "sequence-sum",
+    "entropy_bonus": 0.1,
+    "top_entropy": 0.5,
+}
+"""A value of every leaf that no preset has; for the words, one that most have not."""
+
+
+def outcome(config: ObjectiveConfig) -> list[float]:
+    """All that an objective yields, on batches off their policy: numbers that must differ."""
+    rewards = torch.tensor([0.0, 1.0, 3.0, 4.0, 4.0, 9.0])
+    numbers = group_advantages(rewards, 3, **vars(config.advantage)).tolist()
+    for seed in FEW_SEEDS:
+        out = Objective(config)(random_batch(seed, spread=1.0))
+        numbers += [out.loss.item(), *out.metrics.values(), *out.tokens.weight.flatten().tolist()]
+    return numbers
+
+
+@pytest.mark.parametrize("key", OTHER)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_override_acts_or_is_an_error(name, key):
+    assert OTHER.keys() == OVERRIDES.keys()
+    plain = ALGORITHMS[name].config
+    group = OVERRIDES[key]
+    if getattr(plain if group is None else getattr(plain, group), key) == OTHER[key]:
+        return  # the preset says so itself
+    changed = overridden(name, {key: OTHER[key]})
+    if outcome(changed) != outcome(plain):
+        assert algorithm(name, **{key: OTHER[key]}) == changed
+        return
+    with pytest.raises(ValueError, match=rf"^{key} has no effect with \w+=[\w-]+; set \w+"):
+        algorithm(name, **{key: OTHER[key]})
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "advice"),
+    [
+        ("grpo", {"alpha": 0.5}, "set applies_to=all or applies_to=negative"),
+        ("grpo", {"delta": 4.0}, "set clip=dual to use it, or eps_low, eps_high for this clip"),
+        ("abc-grpo", {"eps_low": 0.2}, "or eps1, eps2, eps3, eps4 for this clip"),
+        ("grpo", {"tau_negative": 1.05}, "set clip=sapo"),
+        ("rloo", {"eps_high": 0.2}, "set clip=ppo or clip=dual or clip=cispo to use it"),
+        ("grpo", {"estimator": "k3"}, "set beta above 0"),
+        ("ah-grpo", {"alpha": 0, "inclusive": True}, "set alpha above 0"),
+        ("ah-grpo", {"applies_to": "none", "normalize": "vocab"}, "set applies_to=all"),
+    ],
+)
+def test_an_override_that_cannot_act_is_refused_at_its_default_too(name, overrides, advice):
+    with pytest.raises(ValueError, match=rf"has no effect with .*{re.escape(advice)}"):
+        algorithm(name, **overrides)

@@ -149,6 +149,8 @@ def test_on_policy_is_old_logps_of_its_own(name):
 def test_a_padded_batch_is_its_rollouts_one_at_a_time(name, left, right):
     seed = 17 * left + right
     for aggregate in AGGREGATES:
+        if aggregate == "local-token-mean":  # knows no larger batch
+            continue
         config = algorithm(name, aggregate=aggregate, beta=0.1)
         batch = random_batch(seed := seed + 1)
         counts = {

@@ -9,6 +9,7 @@ from batches import FEW_SEEDS, SEEDS, expected, padded, random_batch, rows_of
 
 from asymgrpo import ALGORITHMS, Objective, ObjectiveConfig, TokenBatch, algorithm
 from asymgrpo.objective.aggregate import AGGREGATES
+from asymgrpo.objective.presets import overridden
 from asymgrpo.objective.ratio import CLIPS
 
 FLOAT64 = {"rtol": 1e-11, "atol": 1e-13}
@@ -22,8 +23,7 @@ def random_pieces(clip: str, level: str, seed: int) -> ObjectiveConfig:
     draw = random.Random(f"{clip} {level} {seed}")
     aggregates = list(AGGREGATES)
     bounds = {key: draw.choice((0.05, 0.2, 0.5)) for key in ("eps1", "eps2", "eps3", "eps4")}
-    return algorithm(
-        "grpo",
+    pieces = dict(
         clip=clip,
         level=level,
         aggregate=aggregates[seed % len(aggregates)],
@@ -43,6 +43,7 @@ def random_pieces(clip: str, level: str, seed: int) -> ObjectiveConfig:
         top_entropy=draw.choice((1.0, 0.6, 0.2)),
         **bounds,
     )
+    return overridden("grpo", pieces)
 
 
 def random_options(batch: TokenBatch, seed: int) -> TokenBatch:

@@ -1,13 +1,19 @@
 """Each piece against its loop over 50 random ragged batches, derivatives too."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
 from batches import SEEDS, VOCAB, padded, random_batch, rollouts_of
 
 import reference
-from asymgrpo.objective.advantage import group_advantages
+from asymgrpo.objective.advantage import (
+    equal_groups,
+    group_advantages,
+    normalized_sum_advantages,
+    total_reward,
+)
 from asymgrpo.objective.aggregate import AGGREGATES, aggregate
 from asymgrpo.objective.config import RatioConfig
 from asymgrpo.objective.entropy import top_entropy_threshold
@@ -41,6 +47,74 @@ def test_equal_rewards_have_advantage_0_and_no_sign():
             for scale in ("group", "batch", "none"):
                 assert not group_advantages(rewards, group, "mean", scale).any()
                 assert not group_advantages(rewards, group, "leave-one-out", scale).any()
+
+
+def test_rewards_equal_up_to_rounding_have_advantage_0():
+    """Two functions whose totals are equal, but not in float32, where 0.1 + 0.6 is not 0.7."""
+    terms = torch.tensor([[0.1, 0.6], [0.7, 0.0], [0.3, 0.4], [0.2, 0.5]])
+    totals, rounding = total_reward(terms, torch.ones(2))
+    assert len(totals.unique()) > 1  # else there is nothing to see
+    for baseline in ("mean", "leave-one-out"):
+        for scale in ("group", "batch", "none"):
+            assert not group_advantages(totals, 4, baseline, scale, rounding).any()
+    assert equal_groups(totals, 4, rounding).tolist() == [True]
+
+
+def test_a_reward_at_its_baseline_has_no_sign():
+    # 0.2 is the mean of 0.1, 0.2 and 0.3, but not in float32.
+    found = group_advantages(torch.tensor([0.1, 0.2, 0.3]), 3, scale="none")
+    assert found.tolist() == [pytest.approx(-0.1), 0.0, pytest.approx(0.1)]
+
+
+def test_rounding_is_told_from_a_difference():
+    """Totals of random terms against exact fractions: 0 just where the exact advantage is 0."""
+    for seed in SEEDS:
+        random = torch.Generator().manual_seed(seed)
+        functions = int(torch.randint(1, 6, (), generator=random))
+        cents = torch.randint(0, 30, (12, functions), generator=random)
+        weights = torch.randint(1, 10, (functions,), generator=random)
+        exact = [
+            sum(
+                Fraction(c, 100) * Fraction(w, 10)
+                for c, w in zip(row, weights.tolist(), strict=True)
+            )
+            for row in cents.tolist()
+        ]
+        totals, rounding = total_reward(cents / 100, weights / 10)
+        assert all(
+            abs(Fraction(total) - wanted) <= Fraction(bound)
+            for total, wanted, bound in zip(totals.tolist(), exact, rounding.tolist(), strict=True)
+        )
+        found = group_advantages(totals, 4, scale="none", rounding=rounding).tolist()
+        for start in range(0, 12, 4):
+            mean = sum(exact[start : start + 4]) / 4
+            for index in range(start, start + 4):
+                assert (found[index] == 0) == (exact[index] == mean)
+                assert found[index] == pytest.approx(float(exact[index] - mean), rel=1e-5, abs=0)
+        flat = [len(set(exact[start : start + 4])) == 1 for start in range(0, 12, 4)]
+        assert equal_groups(totals, 4, rounding).tolist() == flat
+
+
+def test_normalized_sums_are_trls():
+    """Each function's advantages by the loop, summed with weights, then scaled over the batch."""
+    for seed in SEEDS:
+        random = torch.Generator().manual_seed(seed)
+        rewards = torch.randn(12, 3, generator=random, dtype=torch.float64)
+        rewards[torch.rand(12, 3, generator=random) < 0.2] = math.nan
+        rewards[0] = math.nan  # a rollout that no function scores
+        weights = torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)
+        found = normalized_sum_advantages(rewards, weights, 4)
+        columns = [reference.advantages(c.tolist(), 4, "mean", "group") for c in rewards.unbind(1)]
+        sums = [
+            math.nan
+            if rewards[row].isnan().all()
+            else sum(w * c[row] for w, c in zip(weights.tolist(), columns, strict=True))
+            for row in range(12)
+        ]
+        wanted = reference.advantages(sums, 12, "mean", "group")
+        torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), **EXACT)
+    level = torch.full((7, 2), 0.7)
+    assert not normalized_sum_advantages(level, torch.ones(2), 7).any()
 
 
 def test_advantages_by_hand():
@@ -175,8 +249,9 @@ def test_aggregate_and_its_derivative(how):
 def test_aggregate_divides_by_stated_counts(how):
     losses, mask = torch.ones(2, 3), torch.tensor([[1, 1, 0], [1, 1, 1]]).bool()
     counts = {"token_count": 10.0, "rollout_count": torch.tensor(4), "max_length": 5}
-    # 2 whole rollouts of 4; 5 tokens of 10; 5 tokens of 4 x 5.
+    # 2 whole rollouts of 4; 5 tokens of 10; 5 tokens of 4 x 5; 5 of its own 5; 5 by 4 rollouts.
     wanted = {"sequence-mean": 0.5, "token-mean": 0.5, "fixed-length": 0.25}
+    wanted |= {"local-token-mean": 1.0, "sequence-sum": 1.25}
     assert aggregate(losses, mask, how, **counts).item() == wanted[how]
 
 

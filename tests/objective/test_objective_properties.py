@@ -13,6 +13,7 @@ from asymgrpo.objective.aggregate import AGGREGATES
 from asymgrpo.objective.correction import CORRECTIONS
 from asymgrpo.objective.horizon import APPLIES_TO, NORMALIZATIONS
 from asymgrpo.objective.kl import ESTIMATORS
+from asymgrpo.objective.presets import overridden
 from asymgrpo.objective.ratio import CLIPS, LEVELS
 
 GROUP, PROMPTS, TOKENS = 3, 2, 4
@@ -89,7 +90,7 @@ def leaves(config: ObjectiveConfig) -> dict[str, object]:
 @settings(max_examples=300, deadline=None)
 @given(configs, batches, rewards)
 def test_every_combination_is_finite(overrides, columns, scores):
-    config = algorithm("grpo", **overrides)
+    config = overridden("grpo", overrides)
     assert leaves(config) == overrides  # so that nothing drawn is lost on the way
     tensors = {
         name: None if value is None else torch.tensor(value) for name, value in columns.items()

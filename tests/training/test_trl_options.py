@@ -11,8 +11,9 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 
-from asymgrpo import ALGORITHMS
+from asymgrpo import ALGORITHMS, algorithm
 from asymgrpo.training.trl import AsymGRPOConfig, AsymGRPOTrainer
+from asymgrpo.training.trl_options import FIELDS
 from small import make_model, make_tokenizer
 from test_trl_parity import (
     PROMPTS,
@@ -69,15 +70,21 @@ def test_options_train_three_steps(
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
-        ({"loss_type": "dapo"}, "set algorithm"),
-        ({"epsilon": 0.1}, "set eps_low"),
-        ({"epsilon_high": 0.3}, "set eps_high"),
-        ({"top_entropy_quantile": 0.2}, "set top_entropy"),
-        ({"importance_sampling_level": "sequence"}, "set level"),
-        ({"scale_rewards": "none"}, "set scale"),
-        ({"scale_rewards": False}, "set scale"),
-        ({"sapo_temperature_neg": 2.0}, "set tau_negative"),
-        ({"vespo_k_pos": 1.0}, "vespo"),
+        ({"loss_type": "dapo", "algorithm": "dr-grpo"}, "contradicts the objective 'dr-grpo'"),
+        ({"loss_type": "sapo", "algorithm": "abc-grpo"}, "contradicts the objective 'abc-grpo'"),
+        ({"loss_type": "vespo"}, "choose from grpo, dapo, .*or train it with trl.GRPOTrainer"),
+        ({"vespo_k_pos": 1.0}, "leave it out, or train with trl.GRPOTrainer"),
+        ({"epsilon": 0.1, "algorithm": "dapo"}, "set eps_low and eps_high instead"),
+        ({"epsilon": 0.1, "algorithm": "abc-grpo"}, "or eps1, eps2, eps3, eps4 for this clip"),
+        ({"epsilon_high": 0.3, "eps_high": 0.1}, "epsilon_high=0.3 and eps_high=0.1 differ"),
+        ({"scale_rewards": "none", "scale": "batch"}, "scale_rewards='none' and scale='batch'"),
+        ({"sapo_temperature_neg": 2.0}, "set clip=sapo to use it"),
+        ({"delta": 2.0, "algorithm": "abc-grpo"}, "delta has no effect with clip=four-boundary"),
+        ({"delta": 2.0, "clip": "ppo"}, "set clip=dual to use it"),
+        ({"alpha": 0.5}, "set applies_to=all or applies_to=negative"),
+        ({"eps_low": 0.2, "algorithm": "abc-grpo"}, "eps_low has no effect"),
+        ({"tau_positive": 1.0}, "tau_positive has no effect with clip=ppo"),
+        ({"estimator": "k2"}, "estimator has no effect with beta=0"),
         ({"entropy_coef": 0.1, "entropy_bonus": 0.2}, "set one of them"),
         ({"algorithm": "grppo"}, "did you mean grpo"),
         ({"alpha": -1.0}, "alpha must be at least 0"),
@@ -92,6 +99,38 @@ def test_contradictions_say_what_to_set(
 ) -> None:
     with pytest.raises(ValueError, match=advice):
         AsymGRPOConfig(**settings(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("options", "pieces"),
+    [
+        ({"loss_type": "dapo"}, {"aggregate": "token-mean"}),
+        ({"loss_type": "dr_grpo"}, {"aggregate": "fixed-length"}),
+        ({"loss_type": "bnpo"}, {"aggregate": "local-token-mean"}),
+        ({"loss_type": "sapo", "sapo_temperature_neg": 2.0}, {"clip": "sapo", "tau_negative": 2.0}),
+        ({"epsilon": 0.1}, {"eps_low": 0.1, "eps_high": 0.1}),
+        ({"epsilon": 0.1, "epsilon_high": 0.3}, {"eps_low": 0.1, "eps_high": 0.3}),
+        ({"top_entropy_quantile": 0.2}, {"top_entropy": 0.2}),
+        ({"importance_sampling_level": "sequence"}, {"level": "sequence"}),
+        ({"scale_rewards": False}, {"scale": "none"}),
+        ({"delta": 2.0}, {"clip": "dual", "delta": 2.0}),
+        (
+            {"loss_type": "cispo", "epsilon_high": 5.0},
+            {"clip": "cispo", "eps_low": 1.0, "eps_high": 4.0, "aggregate": "token-mean"},
+        ),
+        ({"epsilon": 0.2, "scale_rewards": True, "loss_type": "grpo"}, {}),  # TRL's defaults
+    ],
+)
+def test_trls_options_are_overrides(
+    options: dict[str, Any], pieces: dict[str, Any], tmp_path: Path
+) -> None:
+    config = AsymGRPOConfig(**settings(tmp_path, **options))
+    wanted = algorithm("grpo", **pieces)
+    assert replace(config.objective(), kl=wanted.kl) == wanted
+    # What the fields hold afterwards says the same again.
+    names = (*FIELDS, "delta")
+    again = {name: getattr(config, name) for name in names}
+    assert AsymGRPOConfig(**settings(tmp_path, **again)).objective() == config.objective()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -199,7 +238,7 @@ def test_leave_one_out_advantages_reach_the_batch(saved_model: str, tmp_path: Pa
     trainer._compute_loss = spy
     trainer.args.max_steps = 1
     trainer.train()
-    rewards = trainer._rewards.double().view(-1, 4)
+    rewards = trainer._rewards_per_function[:, 0].double().view(-1, 4)
     expected = [[row[i] - (row.sum() - row[i]) / 3 for i in range(4)] for row in rewards]
     flat = torch.tensor(expected).flatten()
     torch.testing.assert_close(seen[0].double(), flat.double(), atol=1e-6, rtol=0)

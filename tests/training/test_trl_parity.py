@@ -66,8 +66,12 @@ def build(kind: str, folder: Path, algorithm: str, model: Any = None, **changes:
         "peft_config": changes.pop("peft_config", None),
         "callbacks": changes.pop("callbacks", None),
     }
+    if algorithm == "none":  # TRL's options alone
+        algorithm, named = "grpo", {}
+    else:
+        named = TRL_SETTINGS.get(algorithm, {})
     if kind == "trl":
-        args = GRPOConfig(**settings(folder, **TRL_SETTINGS[algorithm], **changes))
+        args = GRPOConfig(**settings(folder, **named, **changes))
         return GRPOTrainer(args=args, **common)
     changes = {"engine": "transformers", "scorer": "padded"} | changes  # stock TRL's own paths
     args = AsymGRPOConfig(**settings(folder, algorithm=algorithm, **changes))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib
+import inspect
 import math
 import os
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset
 
 from asymgrpo.errors import UserError
+from asymgrpo.experiment.deadline import DeadlineError, call_within
 from asymgrpo.tasks import FailureGuard, Task, grade_many, render_prompt
 
 ENDLESS = 100_000
@@ -140,26 +143,42 @@ def load_reward(name: str, task: Task, timeout: float) -> RewardFunction:
 
 
 def checked_reward(name: str, function: RewardFunction, timeout: float) -> RewardFunction:
-    """The same function, whose mistakes are told in a line that names it."""
+    """The same function, whose mistakes are told in a line that names it; async stays async."""
 
     def checked(*args: Any, **kwargs: Any) -> list[float | None]:
-        values = call_within(name, timeout, function, args, kwargs)
-        expected = len(kwargs.get("completions", values))
-        if len(values) != expected:
-            raise UserError(
-                f"the reward function {name} returned {len(values)} rewards for {expected} "
-                "completions; return one for each"
-            )
-        for value in values:
-            if value is not None and not _is_finite(value):
-                raise UserError(
-                    f"the reward function {name} returned {value!r:.60}; return a finite number, "
-                    "or None for a completion that cannot be scored"
-                )
-        return values
+        with _mistakes_named(name, timeout):
+            values = list(call_within(timeout, lambda: function(*args, **kwargs)))
+        return _checked_values(name, values, kwargs)
 
-    checked.__name__ = getattr(function, "__name__", name.replace(":", "_"))
-    return checked
+    async def checked_async(*args: Any, **kwargs: Any) -> list[float | None]:
+        with _mistakes_named(name, timeout):
+            found: Any = function(*args, **kwargs)
+            values = list(await asyncio.wait_for(found, timeout))
+        return _checked_values(name, values, kwargs)
+
+    is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+    chosen: Any = checked_async if is_async else checked
+    chosen.__name__ = getattr(function, "__name__", name.replace(":", "_"))
+    wrapped: RewardFunction = chosen
+    return wrapped
+
+
+def _checked_values(
+    name: str, values: list[float | None], kwargs: Mapping[str, Any]
+) -> list[float | None]:
+    expected = len(kwargs.get("completions", values))
+    if len(values) != expected:
+        raise UserError(
+            f"the reward function {name} returned {len(values)} rewards for {expected} "
+            "completions; return one for each"
+        )
+    for value in values:
+        if value is not None and not _is_finite(value):
+            raise UserError(
+                f"the reward function {name} returned {value!r:.60}; return a finite number, "
+                "or None for a completion that cannot be scored"
+            )
+    return values
 
 
 def _is_finite(value: Any) -> bool:
@@ -169,29 +188,18 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def call_within(
-    name: str, timeout: float, function: RewardFunction, args: Any, kwargs: Any
-) -> list[float | None]:
-    """Call a user's function; one that raises or does not return ends the run in one line."""
-    outcome: list[Any] = []
-
-    def call() -> None:
-        try:
-            outcome.append(list(function(*args, **kwargs)))
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=call, name=f"reward {name}", daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if not outcome:
-        raise UserError(
-            f"the reward function {name} has not returned after {timeout:g} s; make it faster, or "
-            "set reward_timeout"
-        )
-    (result,) = outcome
-    if isinstance(result, BaseException):
-        cause = " ".join(f"{type(result).__name__}: {result}".split())[:300]
-        raise UserError(f"the reward function {name} raised {cause}") from result
-    values: list[float | None] = result
-    return values
+@contextlib.contextmanager
+def _mistakes_named(name: str, timeout: float) -> Iterator[None]:
+    """Within, a function that raises or does not return ends the run in one line."""
+    try:
+        yield
+    except (DeadlineError, TimeoutError) as error:
+        if isinstance(error, DeadlineError) or not str(error):  # asyncio's says nothing
+            raise UserError(
+                f"the reward function {name} has not returned after {timeout:g} s; make it faster, "
+                "or set reward_timeout"
+            ) from error
+        raise UserError(f"the reward function {name} raised TimeoutError: {error}") from error
+    except Exception as error:
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise UserError(f"the reward function {name} raised {cause}") from error

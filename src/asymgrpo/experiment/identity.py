@@ -171,8 +171,7 @@ _CLIPS = {
 }
 """Bounds, and the clips that read them."""
 _KNOWN_CLIPS = ("ppo", "dual", "cispo", "four-boundary", "sapo", "none")
-CONDITIONAL = frozenset({*_HORIZON, *_KL, *_CLIPS})
-"""Pieces of an objective that act under some others only."""
+_CORRECTION = ("correction_max", "correction_min")
 
 
 def acts(key: str, objective: Mapping[str, Any]) -> bool:
@@ -185,6 +184,8 @@ def acts(key: str, objective: Mapping[str, Any]) -> bool:
         return bool(objective.get("horizon", {}).get("applies_to", "none") != "none")
     if key in _KL:
         return bool(objective.get("kl", {}).get("beta") != 0)
+    if key in _CORRECTION:
+        return bool(objective.get("sampling", {}).get("correction", "none") != "none")
     clip = objective.get("ratio", {}).get("clip", "ppo")
     # A clip of the user's own may read any of the bounds.
     return key not in _CLIPS or clip not in _KNOWN_CLIPS or clip in _CLIPS[key]

@@ -10,9 +10,7 @@ from typing import Any
 
 from asymgrpo.errors import UserError
 from asymgrpo.experiment.identity import (
-    CONDITIONAL,
     NOT_IDENTITY,
-    acts,
     differences,
     digest,
     folder_name,
@@ -120,7 +118,8 @@ def plan(
 ) -> list[Job]:
     """The runs, algorithm by algorithm within a seed; two that are the same run are one.
 
-    A sweep over alpha leaves GRPO as it is, and AH-GRPO at alpha 0 is GRPO: each is run once.
+    A sweep over alpha leaves GRPO as it is, and AH-GRPO at alpha 0 is GRPO: each is run once. An
+    override that acts under none of the algorithms is an error.
     """
     coerce("algorithms", list(algorithms), list)
     numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
@@ -166,7 +165,9 @@ def _variants(
         found.setdefault(digest(identity(record)), (settings, words, record))
     for key in {**shared, **sweep}:
         if key not in used:
-            raise UserError(f"{key} does nothing under {', '.join(algorithms)}; leave it out")
+            raise UserError(
+                f"{key} has no effect under any of {', '.join(algorithms)}; leave it out"
+            )
     return list(found.values())
 
 
@@ -176,9 +177,14 @@ def _setting(settings: RunSettings, key: str) -> Any:
 
 def _acting(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What is given, without those pieces of an objective that do nothing under this algorithm."""
-    always = {key: value for key, value in given.items() if key not in CONDITIONAL}
-    objective = objective_record(make_settings(always, {"algorithm": name})[0])
-    return {key: value for key, value in given.items() if acts(key, objective)}
+    from asymgrpo.objective.presets import acting
+
+    overrides = make_settings(given, {"algorithm": name})[0].overrides
+    try:
+        used = acting(name, overrides)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return {key: value for key, value in given.items() if key not in overrides or key in used}
 
 
 def _check_folders(jobs: Sequence[Job]) -> None:

@@ -34,6 +34,16 @@ def fixed_length(losses: Tensor, mask: Tensor, counts: Counts) -> Tensor:
     return masked_sum(losses, mask, dim=None) / (_rollouts(mask, counts) * length)
 
 
+def local_token_mean(losses: Tensor, mask: Tensor, counts: Counts) -> Tensor:
+    """Mean over this batch's own tokens, also where it is a slice of a larger one (BNPO)."""
+    return masked_mean(losses, mask, dim=None)
+
+
+def sequence_sum(losses: Tensor, mask: Tensor, counts: Counts) -> Tensor:
+    """Sum over each rollout's tokens, then the mean over rollouts (LUSPO)."""
+    return masked_sum(losses, mask, dim=None) / _rollouts(mask, counts)
+
+
 def _rollouts(mask: Tensor, counts: Counts) -> Tensor | float:
     if counts.rollouts is not None:
         return counts.rollouts
@@ -44,6 +54,8 @@ AGGREGATES = {
     "sequence-mean": sequence_mean,
     "token-mean": token_mean,
     "fixed-length": fixed_length,
+    "local-token-mean": local_token_mean,
+    "sequence-sum": sequence_sum,
 }
 
 
@@ -63,7 +75,7 @@ def aggregate(
     >>> import torch
     >>> losses, mask = torch.tensor([[3.0, 0.0], [2.0, 2.0]]), torch.tensor([[1, 0], [1, 1]]).bool()
     >>> [round(aggregate(losses, mask, how).item(), 3) for how in AGGREGATES]
-    [2.5, 2.333, 1.75]
+    [2.5, 2.333, 1.75, 2.333, 3.5]
     """
     if how not in AGGREGATES:
         raise ValueError(f"aggregate must be one of {', '.join(AGGREGATES)}, got {how!r}")

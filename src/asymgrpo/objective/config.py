@@ -78,7 +78,7 @@ class RatioConfig:
     eps_low: float = 0.2
     """ppo, dual, cispo: the lower bound is 1 - eps_low."""
     eps_high: float = 0.2
-    """ppo, dual, cispo: the upper bound is 1 + eps_high."""
+    """ppo, dual, cispo: the upper bound is 1 + eps_high; under cispo it may lie below 1."""
     delta: float = 4.0
     """dual: the cap of the ratio where A < 0, above 1 + eps_high."""
     eps1: float = 0.2
@@ -97,8 +97,10 @@ class RatioConfig:
     def __post_init__(self) -> None:
         _one_of("level", self.level, LEVELS)
         _one_of("clip", self.clip, CLIPS)
-        for name in ("eps_low", "eps_high", "eps1", "eps2", "eps3", "eps4"):
+        for name in ("eps_low", "eps1", "eps2", "eps3", "eps4"):
             _at_least(name, getattr(self, name))
+        # CISPO's cap may lie below 1, where TRL's default has it; other upper bounds may not.
+        _at_least("eps_high", self.eps_high, -min(self.eps_low, 1.0) if self.clip == "cispo" else 0)
         for name in ("tau_positive", "tau_negative"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
@@ -151,7 +153,7 @@ class ObjectiveConfig:
     >>> ObjectiveConfig(aggregate="median")
     Traceback (most recent call last):
     ...
-    ValueError: aggregate must be one of sequence-mean, token-mean, fixed-length, got 'median'
+    ValueError: aggregate must be one of sequence-mean, token-mean, ... got 'median'
     """
 
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
@@ -160,7 +162,7 @@ class ObjectiveConfig:
     kl: KLConfig = field(default_factory=KLConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     aggregate: str = "sequence-mean"
-    """sequence-mean | token-mean | fixed-length"""
+    """sequence-mean | token-mean | fixed-length | local-token-mean | sequence-sum"""
     entropy_bonus: float = 0.0
     """Weight of the mean token entropy, added to the objective."""
     top_entropy: float = 1.0

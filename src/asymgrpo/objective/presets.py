@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Real
 from typing import Any
 
+from asymgrpo.objective.activity import no_effect
 from asymgrpo.objective.config import (
     AdvantageConfig,
     HorizonConfig,
@@ -110,12 +112,40 @@ OVERRIDES: dict[str, str | None] = _groups()
 def algorithm(name: str, **overrides: Any) -> ObjectiveConfig:
     """The configuration called `name`, with leaves replaced by field name.
 
+    An override that would change nothing is an error, whatever its value.
+
     >>> algorithm("sa-ah-grpo", alpha=0.25).horizon
     HorizonConfig(alpha=0.25, applies_to='negative', normalize='vocab', inclusive=True)
     >>> algorithm("grpo", alhpa=0.25)
     Traceback (most recent call last):
     ...
     ValueError: unknown override 'alhpa'; did you mean alpha? Valid: aggregate, alpha, ...
+    """
+    config = overridden(name, overrides)
+    for key in overrides:
+        reason = no_effect(key, config)
+        if reason is not None:
+            raise ValueError(f"{reason} ({name})")
+    return config
+
+
+def acting(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the overrides that change something under the algorithm `name`.
+
+    For a comparison, whose settings are for all of its algorithms, each as far as it has a use.
+
+    >>> acting("grpo", {"alpha": 0.25, "eps_low": 0.1})
+    {'eps_low': 0.1}
+    """
+    config = overridden(name, overrides)
+    return {key: value for key, value in overrides.items() if no_effect(key, config) is None}
+
+
+def overridden(name: str, overrides: Mapping[str, Any]) -> ObjectiveConfig:
+    """The configuration called `name` with leaves replaced, whether they act or not.
+
+    >>> overridden("grpo", {"alpha": 0.25}).horizon.alpha
+    0.25
     """
     if name not in ALGORITHMS:
         raise ValueError(_unknown("algorithm", name, ALGORITHMS))

@@ -126,15 +126,17 @@ class Clip(NamedTuple):
 
     surrogate: Callable[[Tensor, Tensor, Tensor, RatioConfig], Tensor]
     bounds: Callable[[RatioConfig], Bounds]
+    uses: tuple[str, ...] = ("eps_low", "eps_high")
+    """The fields of `RatioConfig` that it reads; to set another one is a mistake."""
 
 
 CLIPS: dict[str, Clip] = {
     "ppo": Clip(clamped, ppo_bounds),
-    "dual": Clip(clamped, dual_bounds),
-    "four-boundary": Clip(clamped, four_bounds),
+    "dual": Clip(clamped, dual_bounds, ("eps_low", "eps_high", "delta")),
+    "four-boundary": Clip(clamped, four_bounds, ("eps1", "eps2", "eps3", "eps4")),
     "cispo": Clip(detached, symmetric_bounds),
-    "sapo": Clip(gated, no_bounds),
-    "none": Clip(clamped, no_bounds),
+    "sapo": Clip(gated, no_bounds, ("tau_positive", "tau_negative")),
+    "none": Clip(clamped, no_bounds, ()),
 }
 
 

@@ -61,6 +61,11 @@ class MetricSums:
     largest_ratio: Tensor
     """Scalar."""
 
+    def __add__(self, other: MetricSums) -> MetricSums:
+        """The sums of two batches together."""
+        largest = torch.maximum(self.largest_ratio, other.largest_ratio)
+        return MetricSums(self.totals + other.totals, largest)
+
     def means(self) -> dict[str, float]:
         """Metrics by name; one that nothing was measured for is left out."""
         named = zip(METRIC_SUMS, self.totals.tolist(), strict=True)

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from asymgrpo.objective.batch import TokenBatch
 from asymgrpo.objective.objective import LossOutput, Objective
+from asymgrpo.objective.trace import MetricSums
 from asymgrpo.training.traces import trace_rows
 
 ALIASES = {
     "reward/mean": "reward",
     "reward/std": "reward_std",
-    "reward/zero_variance_groups": "frac_reward_zero_std",
     "length/mean": "completions/mean_length",
     "length/truncated": "completions/clipped_ratio",
 }
@@ -42,7 +42,6 @@ class Recording:
     _metrics: dict[str, Any]
     _step: int
     _tokenizer: Any
-    _rewards: Tensor
     _rollout_batches: int
 
     def _start_recording(
@@ -53,6 +52,7 @@ class Recording:
         self._sampled_rows: list[dict[str, Any]] = []
         self._seconds = {"rollout": 0.0, "score": 0.0}
         self._sampled_tokens = 0
+        self._metric_sums: dict[str, tuple[Tensor, Tensor]] = {}
 
     def _record(self, **values: float) -> None:
         mode = "train" if self.model.training else "eval"
@@ -65,19 +65,32 @@ class Recording:
             totals=self.accelerator.reduce(out.sums.totals, reduction="sum"),
             largest_ratio=self.accelerator.gather(out.sums.largest_ratio).max(),
         )
-        means = sums.means()
-        self._record(**means, **self._trl_metrics(means, batch, out))
+        self._add_sums(sums)
+        self._record(**self._trl_metrics(sums.means(), batch, out))
+
+    def _add_sums(self, sums: MetricSums) -> None:
+        """Sums until the next line is logged: a mean of means would weigh tokens unequally."""
+        mode = "train" if self.model.training else "eval"
+        if mode in self._metric_sums:
+            sums = sums + MetricSums(*self._metric_sums[mode])
+        self._metric_sums[mode] = (sums.totals, sums.largest_ratio)
 
     def _trl_metrics(
         self, means: dict[str, float], batch: TokenBatch, out: LossOutput
     ) -> dict[str, float]:
         """The same facts under TRL's names; low and high are the sides of 1 that were clipped."""
         mask, trace = batch.mask.bool(), out.tokens
-        low, high = trace.clipped & (trace.ratio < 1), trace.clipped & (trace.ratio > 1)
+        clipped = trace.clipped & (batch.advantages != 0).unsqueeze(1)  # else there is no gradient
+        low, high = clipped & (trace.ratio < 1), clipped & (trace.ratio > 1)
+        capped = clipped & (batch.advantages > 0).unsqueeze(1)
         if self.objective.config.ratio.level == "sequence":  # one ratio, so one count, a rollout
-            low, high, mask = (tokens.any(1, keepdim=True) for tokens in (low, high, mask))
-        counts = torch.stack([low.sum(), high.sum(), mask.sum()]).double()
-        low_count, high_count, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
+            low, high, capped, mask = (
+                tokens.any(1, keepdim=True) for tokens in (low, high, capped, mask)
+            )
+        counts = torch.stack([low.sum(), high.sum(), capped.sum(), mask.sum()]).double()
+        low_count, high_count, capped_count, tokens = self.accelerator.reduce(
+            counts, reduction="sum"
+        ).tolist()
         lengths = mask.sum(1)
         shares = torch.stack([low.sum(1) / lengths, high.sum(1) / lengths], 1)  # [B, 2]
         shares = self.accelerator.gather(shares)
@@ -88,6 +101,8 @@ class Recording:
             "clip_ratio/high_mean": high_count / tokens,
             "clip_ratio/region_mean": (low_count + high_count) / tokens,
         }
+        if self.objective.config.ratio.clip == "cispo":
+            metrics["cispo_clip_ratio"] = capped_count / tokens
         if len(shares):
             metrics["clip_ratio/low_min"] = shares[:, 0].min().item()
             metrics["clip_ratio/high_max"] = shares[:, 1].max().item()
@@ -99,6 +114,9 @@ class Recording:
         """Before a line is logged: our names for what TRL measures, and where the time went."""
         mode = "train" if self.model.training else "eval"
         metrics = self._metrics[mode]
+        if mode in self._metric_sums:
+            sums = MetricSums(*self._metric_sums.pop(mode))
+            metrics |= {name: [value] for name, value in sums.means().items()}
         for ours, theirs in ALIASES.items():
             if theirs in metrics:
                 metrics[ours] = list(metrics[theirs])
@@ -153,9 +171,10 @@ class Recording:
             lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         )
         ends = {*self.eos_token_ids, tokenizer.pad_token_id}
-        for row, index in zip(rows, inputs["rollout_index"][chosen].tolist(), strict=True):
+        indices, rewards = (inputs[key][chosen].tolist() for key in ("rollout_index", "rewards"))
+        for row, index, reward in zip(rows, indices, rewards, strict=True):
             row["group"], row["rollout"] = index // self.num_generations, index
-            row["reward"] = self._rewards[index].item()
+            row["reward"] = reward
             row["truncated"] = bool(row["token_ids"]) and row["token_ids"][-1] not in ends
         return rows
 

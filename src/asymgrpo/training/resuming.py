@@ -25,10 +25,11 @@ from asymgrpo.errors import UserError
 BETWEEN_STEPS = (
     "_step",
     "_buffered_inputs",
-    "_rewards",
     "_rollout_batches",
     "_turn",
+    "_eval_turn",
     "_sampled_rows",
+    "_metric_sums",
     "_entropy_window_stats",
     "_last_world_entropy",
     "entropy_coef",
@@ -116,6 +117,12 @@ def _readable(checkpoint: Any) -> Iterator[None]:
         ) from error
 
 
+def _trainer_state(checkpoint: Any) -> dict[str, Any]:
+    path = Path(checkpoint) / "trainer_state.json"
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
 class Resuming:
     """Saving to a side folder that becomes the checkpoint in one rename, and loading all back."""
 
@@ -126,14 +133,29 @@ class Resuming:
     _staging: str | None = None
     _epochs_done: int = 0
     _weights_to_save: Callable[[], dict[str, torch.Tensor] | None]
+    _say: Callable[[str], None]
 
-    def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
-        if isinstance(resume_from_checkpoint, str):
-            path = Path(resume_from_checkpoint) / "trainer_state.json"
-            with _readable(resume_from_checkpoint):
-                record = json.loads(path.read_text(encoding="utf-8"))
-                self._epochs_done = math.floor(record["epoch"])
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        checkpoint = self._checkpoint_path(resume_from_checkpoint)
+        self._epochs_done = 0
+        if checkpoint is not None:
+            with _readable(checkpoint):
+                self._epochs_done = math.floor(_trainer_state(checkpoint)["epoch"])
+        return super().train(checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    def _checkpoint_path(self, asked: Any) -> str | None:
+        """The checkpoint that `train` was asked to go on from; True is the last one there is."""
+        if asked is None or asked is False:
+            return None
+        if asked is not True:
+            return os.fspath(asked)
+        found = checkpoints(self.args.output_dir)
+        if not found:
+            raise ValueError(
+                f"{self.args.output_dir} holds no checkpoint to resume from; train without "
+                "resume_from_checkpoint, or name a checkpoint"
+            )
+        return str(found[-1])
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         """TRL's, moved past the epochs of the checkpoint: it draws a new order for each."""
@@ -147,10 +169,6 @@ class Resuming:
         return self._staging or super()._get_output_dir(trial)  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.args.load_best_model_at_end:  # which must find the checkpoint as it is saved
-            super()._save_checkpoint(model, trial)  # type: ignore[misc]
-            self._save_between_steps(Path(self.args.output_dir))
-            return
         folder = Path(self.args.output_dir)
         staging = folder / f".saving-{self.state.global_step}"
         if self.accelerator.is_main_process:
@@ -160,6 +178,7 @@ class Resuming:
         try:
             with writing(staging, folder / f"checkpoint-{self.state.global_step}"):
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]
+                self._name_best_checkpoint(folder, staging)
                 self._save_between_steps(staging)
         finally:
             self._staging = None
@@ -170,6 +189,17 @@ class Resuming:
             staging.rmdir()
             self._drop_old_checkpoints()
         self.accelerator.wait_for_everyone()
+
+    def _name_best_checkpoint(self, folder: Path, staging: Path) -> None:
+        """Let the state, also the one just saved, name the best checkpoint where it will lie."""
+        if not self.state.best_global_step:
+            return
+        current = f"checkpoint-{self.state.global_step}"
+        best = folder / f"checkpoint-{self.state.best_global_step}"
+        if best.name == current or best.is_dir():
+            self.state.best_model_checkpoint = str(best)
+        if self.args.should_save:
+            self.state.save_to_json(str(staging / current / "trainer_state.json"))
 
     def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:
         """transformers', but the settings that it saves beside the weights hold no token."""
@@ -184,16 +214,27 @@ class Resuming:
 
     def _save_between_steps(self, folder: Path) -> None:
         kept = {name: getattr(self, name) for name in BETWEEN_STEPS}
+        kept["batches"] = self._batch_shape()
         kept["_metrics"] = {key: list(value) for key, value in self._metrics["train"].items()}
         path = folder / f"checkpoint-{self.state.global_step}" / self._own_file()
         torch.save(kept, path)
+
+    def _batch_shape(self) -> dict[str, int]:
+        """What the rollouts and counters of a checkpoint depend on."""
+        names = ("steps_per_generation", "num_iterations", "num_generations")
+        names += ("per_device_train_batch_size", "gradient_accumulation_steps", "world_size")
+        return {name: int(getattr(self.args, name)) for name in names}
 
     def _own_file(self) -> str:
         return f"asymgrpo-{self.accelerator.process_index}.pt"
 
     def _drop_old_checkpoints(self) -> None:
-        limit = self.args.save_total_limit
-        for old in checkpoints(self.args.output_dir)[: -limit if limit else 0]:
+        """Keep `save_total_limit` of them; the last and the best always stay."""
+        found = checkpoints(self.args.output_dir)
+        best = self.state.best_model_checkpoint
+        kept = {found[-1].name} | ({Path(best).name} if best else set())
+        limit = max(self.args.save_total_limit or len(found), len(kept))
+        for old in [path for path in found if path.name not in kept][: max(len(found) - limit, 0)]:
             doomed = old.with_name(f".removing-{old.name}")
             old.rename(doomed)
             shutil.rmtree(doomed)
@@ -214,5 +255,12 @@ class Resuming:
                 return
             kept = torch.load(path, map_location=self.accelerator.device, weights_only=True)
         self._metrics["train"].update(kept.pop("_metrics"))
+        if kept.pop("batches") != self._batch_shape():
+            # Its rollouts do not fit the batches that follow, so they are sampled anew, as in TRL.
+            with _readable(checkpoint):
+                steps = _trainer_state(checkpoint)["global_step"]
+            kept |= {"_buffered_inputs": None, "_sampled_rows": []}
+            kept["_step"] = steps * self.args.gradient_accumulation_steps
+            self._say(f"{checkpoint} has batches of another shape; its rollouts are sampled anew")
         for name, value in kept.items():
             setattr(self, name, value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,12 +18,17 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
 from asymgrpo.errors import UserError
-from asymgrpo.objective.advantage import group_advantages
+from asymgrpo.objective.advantage import (
+    equal_groups,
+    group_advantages,
+    normalized_sum_advantages,
+    total_reward,
+)
 from asymgrpo.objective.batch import TokenBatch
 from asymgrpo.objective.config import ObjectiveConfig
 from asymgrpo.objective.entropy import top_entropy_threshold
 from asymgrpo.objective.objective import Objective
-from asymgrpo.objective.presets import OVERRIDES, algorithm
+from asymgrpo.objective.presets import OVERRIDES, algorithm, overridden
 from asymgrpo.rollout.choice import ENGINES, choose_engine
 from asymgrpo.rollout.compute_copy import ComputeCopy, RefreshedEngine
 from asymgrpo.rollout.records import Engine, Rollout, Sampling
@@ -34,10 +40,12 @@ from asymgrpo.training.old_logps import OLD, SAMPLED, OldLogps
 from asymgrpo.training.precision import Precision, apply_precision, model_precision
 from asymgrpo.training.recorded_generate import recorded
 from asymgrpo.training.recording import Recording, RolloutSink
+from asymgrpo.training.replaced_generate import replaced_generate
 from asymgrpo.training.resuming import Resuming
 from asymgrpo.training.scorer import PackedScorer
 from asymgrpo.training.seeds import rollout_seeds
 from asymgrpo.training.shrinking import ShrinkingEngine
+from asymgrpo.training.trl_options import FIELDS, implied, translated
 
 SCORERS = ("packed", "padded")
 ROLLOUT_DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -48,12 +56,24 @@ TRL_OWN = {"beta": "beta", "delta": "delta", "bias_correction": "use_bias_correc
 """Override keys that TRL has a field of its own for, which keeps its meaning."""
 
 
+def _option(help_text: str) -> Any:
+    """A field that overrides a piece of the objective; None leaves it to the algorithm."""
+    return field(default=None, metadata={"help": help_text})
+
+
+def _trls(name: str) -> Any:
+    """A field of TRL's that the objective decides; None is unsaid, and TRL's help stands."""
+    return field(default=None, metadata=dict(GRPOConfig.__dataclass_fields__[name].metadata))
+
+
 @dataclass
 class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
-    """TRL's `GRPOConfig`, with the objective's choices in place of its loss options.
+    """TRL's `GRPOConfig`, and the choice of an objective.
 
     `algorithm` names a preset; every field below it that is not None overrides one of its pieces.
-    A TRL option that says otherwise than the objective (`loss_type`, `epsilon`, ...) is an error.
+    TRL's own options (`loss_type`, `epsilon`, ...) mean what they mean in TRL and are overrides as
+    well. Unlike TRL, whose default is `loss_type="dapo"`, the default is GRPO, as if
+    `loss_type="grpo"` were set. One that has no effect, or contradicts another, is an error.
 
     >>> config = AsymGRPOConfig(
     ...     "out", algorithm="sa-ah-grpo", alpha=0.25, report_to="none", use_cpu=True, bf16=False)
@@ -72,44 +92,45 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
         default="auto",
         metadata={"help": "The type that rollouts run in; auto is the update's compute type."},
     )
-    baseline: str | None = None
-    scale: str | None = None
-    alpha: float | None = None
-    applies_to: str | None = None
-    normalize: str | None = None
-    inclusive: bool | None = None
-    level: str | None = None
-    clip: str | None = None
-    eps_low: float | None = None
-    eps_high: float | None = None
-    eps1: float | None = None
-    eps2: float | None = None
-    eps3: float | None = None
-    eps4: float | None = None
-    tau_positive: float | None = None
-    tau_negative: float | None = None
-    estimator: str | None = None
-    aggregate: str | None = None
-    entropy_bonus: float | None = None
-    top_entropy: float | None = None
-    correction: str | None = None
-    correction_max: float | None = None
-    correction_min: float | None = None
+    baseline: str | None = _option("What rewards are compared with: mean or leave-one-out.")
+    scale: str | None = _option("Whose standard deviation divides: group, batch or none.")
+    alpha: float | None = _option("How fast the entropy discount falls; 0 is no discount.")
+    applies_to: str | None = _option("Which rollouts it applies to: none, all or negative.")
+    normalize: str | None = _option("Entropy in units of log V (vocab) or in nats (none).")
+    inclusive: bool | None = _option("Whether a token's own entropy counts in its discount.")
+    level: str | None = _option("The ratio's level: token or sequence.")
+    clip: str | None = _option("ppo, dual, four-boundary, cispo, sapo or none.")
+    eps_low: float | None = _option("The lower bound is 1 - eps_low (ppo, dual, cispo).")
+    eps_high: float | None = _option("The upper bound is 1 + eps_high (ppo, dual, cispo).")
+    eps1: float | None = _option("Quadrant 1: A > 0, r > 1 + eps1 (four-boundary).")
+    eps2: float | None = _option("Quadrant 2: A > 0, r < 1 - eps2 (four-boundary).")
+    eps3: float | None = _option("Quadrant 4: A < 0, r > 1 + eps3 (four-boundary).")
+    eps4: float | None = _option("Quadrant 3: A < 0, r < 1 - eps4 (four-boundary).")
+    tau_positive: float | None = _option("The gate's temperature where A > 0 (sapo).")
+    tau_negative: float | None = _option("The gate's temperature where A <= 0 (sapo).")
+    estimator: str | None = _option("Of the KL to the reference: k1, k2 or k3.")
+    aggregate: str | None = _option("How token losses are added up, as sequence-mean.")
+    entropy_bonus: float | None = _option("Weight of the mean entropy, as entropy_coef.")
+    top_entropy: float | None = _option("The share of tokens, by entropy, that are trained on.")
+    correction: str | None = _option("Weights for what the sampler's log-probs differ by.")
+    correction_max: float | None = _option("The largest of those weights.")
+    correction_min: float | None = _option("The smallest of those weights.")
 
-    # TRL's names for what the objective decides: None means unsaid, and anything that contradicts
-    # the objective is refused. They hold the objective's values after construction.
-    loss_type: str | None = None
-    epsilon: float | None = None
-    epsilon_high: float | None = None
-    importance_sampling_level: str | None = None
-    scale_rewards: str | bool | None = None
-    top_entropy_quantile: float | None = None
-    sapo_temperature_pos: float | None = None
-    sapo_temperature_neg: float | None = None
+    # TRL's names for what the objective decides. They hold the objective's values after
+    # construction.
+    loss_type: str | None = _trls("loss_type")
+    epsilon: float | None = _trls("epsilon")
+    epsilon_high: float | None = _trls("epsilon_high")
+    importance_sampling_level: str | None = _trls("importance_sampling_level")
+    scale_rewards: str | None = _trls("scale_rewards")
+    top_entropy_quantile: float | None = _trls("top_entropy_quantile")
+    sapo_temperature_pos: float | None = _trls("sapo_temperature_pos")
+    sapo_temperature_neg: float | None = _trls("sapo_temperature_neg")
 
     def __post_init__(self) -> None:
+        self._overrides_by_trl: dict[str, Any] = {}
+        self._translate_trl_options()
         objective = self.objective()
-        self._settle(objective)
         for name, choices in (
             ("engine", ENGINES),
             ("scorer", SCORERS),
@@ -137,10 +158,18 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
 
     def objective(self) -> ObjectiveConfig:
         """The preset with this configuration's overrides."""
+        default = {} if self.correction is not None else self._default_correction()
+        return algorithm(
+            self.algorithm, **default | self._own_overrides(), **self._overrides_by_trl
+        )
+
+    def _own_overrides(self) -> dict[str, Any]:
+        """Overrides under our names, and under TRL's where it has a field for the same leaf."""
         ours = {key: getattr(self, key) for key in OVERRIDES if key not in TRL_OWN}
         trls = {key: getattr(self, name) for key, name in TRL_OWN.items()}
-        chosen = {key: value for key, value in (ours | trls).items() if value is not None}
-        return algorithm(self.algorithm, **self._default_correction() | chosen)
+        if not self.beta:
+            del trls["bias_correction"]  # on by default in TRL, which reads it with a KL alone
+        return {key: value for key, value in (ours | trls).items() if value is not None}
 
     def _default_correction(self) -> dict[str, Any]:
         """TRL's correction for vLLM; token weights where filters shape what is sampled."""
@@ -162,21 +191,33 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
         """Whether sampling draws from another distribution than the scaled one that is scored."""
         return bool(self.top_p != 1 or self.top_k or self.min_p or self.repetition_penalty != 1)
 
-    def _settle(self, objective: ObjectiveConfig) -> None:
-        """Give TRL's fields the objective's values; refuse those that say something else."""
-        for name, (implied, ours) in _implied(objective).items():
-            said = getattr(self, name)
-            if name == "scale_rewards" and isinstance(said, bool):
-                said = "group" if said else "none"
-            if said is not None and said != implied:
-                raise ValueError(
-                    f"{name}={said!r} contradicts the objective {self.algorithm!r}, where it is "
-                    f"{implied!r}; set {ours} instead"
-                )
-            setattr(self, name, implied)
+    def _translate_trl_options(self) -> None:
+        """Take TRL's options as overrides, and give its fields the objective's values."""
+        scaling = str(self.scale_rewards).lower()  # TRL takes True and False, and so a parser
+        if scaling in ("true", "false"):
+            self.scale_rewards = "group" if scaling == "true" else "none"
+        said = {name: getattr(self, name) for name in FIELDS if getattr(self, name) is not None}
+        own = self._own_overrides()
+        if self.delta is not None and self.clip is None:
+            own, extra = _two_sided(self.algorithm, own)
+        else:
+            extra = {}
+        self._overrides_by_trl = extra | translated(self.algorithm, own, said)
+        objective = self.objective()
+        if self.loss_type == "cispo" and objective.ratio.eps_high < 0:
+            warnings.warn(
+                f"epsilon_high is cispo's bound itself: {1 + objective.ratio.eps_high:g} holds "
+                "every ratio there; the paper's is 5.0, as is algorithm='cispo'",
+                stacklevel=4,
+            )
+        for name, value in implied(objective).items():
+            setattr(self, name, value)
         for entry in ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"):
             if getattr(self, entry) != GRPOConfig.__dataclass_fields__[entry].default:
-                raise ValueError(f"{entry} belongs to TRL's vespo loss, which no algorithm here is")
+                raise ValueError(
+                    f"{entry} belongs to TRL's vespo loss, which is none of our objectives; leave "
+                    "it out, or train with trl.GRPOTrainer"
+                )
         if self.entropy_bonus is not None:
             coefficient: float = self.entropy_coef
             if coefficient not in (0.0, self.entropy_bonus):
@@ -184,23 +225,12 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
             self.entropy_coef: float = self.entropy_bonus
 
 
-def _implied(objective: ObjectiveConfig) -> dict[str, tuple[Any, str]]:
-    """TRL's field to the value that the objective implies, and the fields of ours to set."""
-    ratio = objective.ratio
-    by_aggregate = {"sequence-mean": "grpo", "token-mean": "dapo", "fixed-length": "dr_grpo"}
-    loss_type = ratio.clip if ratio.clip in ("cispo", "sapo") else by_aggregate[objective.aggregate]
-    # TRL's cispo takes the bound itself, ours its distance from 1, as for every other clip.
-    upper = 1 + ratio.eps_high if ratio.clip == "cispo" else ratio.eps_high
-    return {
-        "loss_type": (loss_type, "algorithm (or clip and aggregate)"),
-        "epsilon": (ratio.eps_low, "eps_low"),
-        "epsilon_high": (upper, "eps_high"),
-        "importance_sampling_level": (ratio.level, "level"),
-        "scale_rewards": (objective.advantage.scale, "scale"),
-        "top_entropy_quantile": (objective.top_entropy, "top_entropy"),
-        "sapo_temperature_pos": (ratio.tau_positive, "tau_positive"),
-        "sapo_temperature_neg": (ratio.tau_negative, "tau_negative"),
-    }
+def _two_sided(name: str, own: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """TRL's `delta` makes its clip two-sided: overrides with and apart from that choice."""
+    rest = {key: value for key, value in own.items() if key != "delta"}
+    if overridden(name, rest).ratio.clip != "ppo":
+        return own, {}
+    return own | {"clip": "dual"}, {"clip": "dual"}
 
 
 FORWARD_INPUTS = tuple(
@@ -213,6 +243,11 @@ FORWARD_INPUTS = tuple(
     )
 )
 """Multimodal inputs that TRL's forward takes, handed on as they are."""
+
+
+def _model_name(model: Any) -> str:
+    """The last part of a model's name, as TRL names its folder of results by default."""
+    return (model if isinstance(model, str) else model.config._name_or_path).split("/")[-1]
 
 
 class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTrainer):  # type: ignore[misc]  # untyped
@@ -234,9 +269,15 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
     ):
         bound = inspect.signature(GRPOTrainer.__init__).bind_partial(None, *args, **kwargs)
         config = bound.arguments.get("args")
+        if config is None:
+            config = AsymGRPOConfig(f"{_model_name(bound.arguments['model'])}-GRPO")
         if not isinstance(config, AsymGRPOConfig):
-            raise TypeError(f"args must be an AsymGRPOConfig, got {type(config).__name__}")
-        super().__init__(*args, **kwargs)
+            raise TypeError(
+                f"args must be an AsymGRPOConfig, got {type(config).__name__}; it takes the same "
+                "options"
+            )
+        bound.arguments["args"] = config
+        super().__init__(*bound.args[1:], **bound.kwargs)
         self.objective = Objective(config.objective())
         # The objective corrects for the sampler's log-probs, whichever engine samples.
         self.vllm_importance_sampling_correction = False
@@ -246,6 +287,7 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
         self._engine: Engine | None = None
         self._turn = (-1, 0)  # the step that was last sampled for, and its turns so far
         self._short_of_memory = False
+        self._eval_turn = (-1, 0)  # the same of evaluations, which leave training's seeds alone
         self._scorer = PackedScorer(
             temperature=self.temperature,
             float32_head=config.cast_lm_head_to_fp32,
@@ -253,8 +295,9 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
             free_memory=self._free_memory_for_update,
         )
         self._unpackable: dict[int, str | None] = {}
+        self._said: set[str] = set()
         self._vocab_size = self.model.config.get_text_config().vocab_size
-        self._rewards = torch.empty(0)
+        self._rewards_per_function = torch.empty(0, 0)
         self._rollout_batches = 0
         self._start_recording(rollout_sink, sample_every, sampled_groups)
         self.add_callback(FiniteGuard(self))
@@ -303,6 +346,11 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
         if self.accelerator.is_main_process:
             print(line, flush=True)
 
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
+
     def _generate_single_turn(
         self,
         prompt_ids: list[list[int]],
@@ -338,6 +386,8 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
 
     def _samples_by_engine(self) -> bool:
         """Whether the native engine samples; where it was asked for and cannot, it is said why."""
+        if self._generate_is_replaced():
+            return False
         if self._trls_own() is None:
             self.engine()  # which may find that the model does not run on it
         reason = self._trls_own()
@@ -370,6 +420,13 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
             return "generation_kwargs and cache_implementation are transformers' own"
         return None
 
+    def _generate_is_replaced(self) -> bool:
+        """Whether somebody put a function of their own in the place of `model.generate`."""
+        reason = replaced_generate(self.model) if self.args.engine == "native" else None
+        if reason is not None:
+            self._say_once(f"sampling by transformers: {reason}")
+        return reason is not None
+
     def engine(self) -> Engine:
         """What samples for training and for held-out evaluation, made at first use.
 
@@ -400,12 +457,13 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
             min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty,
         )
-        step = self.state.global_step
-        self._turn = (step, self._turn[1] + 1 if self._turn[0] == step else 0)
+        step, training = self.state.global_step, bool(self.model.training)
+        name = "_turn" if training else "_eval_turn"
+        last, count = getattr(self, name)
+        turn = (step, count + 1 if last == step else 0)
+        setattr(self, name, turn)
         first = self.accelerator.process_index * len(prompt_ids)
-        seeds = rollout_seeds(
-            (self.args.seed, *self._turn, int(self.model.training)), first, len(prompt_ids)
-        )
+        seeds = rollout_seeds((self.args.seed, *turn, int(training)), first, len(prompt_ids))
         rollouts = engine.generate(prompt_ids, sampling, seeds)
         if self._short_of_memory:
             self._release_engine()
@@ -447,7 +505,7 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
         if plain and self.args.scorer == "packed" and self._packs(model):
             with self.accelerator.autocast():
                 logps, entropies = self._scorer.score(
-                    model,
+                    self._uncompiled(model),
                     input_ids,
                     attention_mask,
                     logits_to_keep,
@@ -467,6 +525,16 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
         )
         return scores
 
+    def _uncompiled(self, model: Any) -> Any:
+        """The model without torch_compile's graph, which is of another forward than ours."""
+        if hasattr(model, "_orig_mod"):
+            self._say_once(
+                "packed rollouts are scored without torch_compile's graph of the whole model (on a "
+                'GPU its layers are compiled one by one); set scorer="padded" to score with it'
+            )
+            return model._orig_mod
+        return model
+
     def _packs(self, model: Any) -> bool:
         """Whether rollouts are packed for this model; why not is said once."""
         if id(model) not in self._unpackable:
@@ -479,9 +547,7 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         per_function: Tensor = super()._calculate_rewards(*args, **kwargs)
-        weighted = per_function * self.reward_weights.to(per_function.device)
-        unscorable = per_function.isnan().all(1)
-        self._rewards = torch.where(unscorable, torch.nan, weighted.nansum(1))
+        self._rewards_per_function = per_function
         return per_function
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -492,23 +558,32 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
         output.pop(OLD, None)
         rows = len(output["advantages"])
         first = self.accelerator.process_index * rows
-        if self.multi_objective_aggregation == "sum_then_normalize":
-            training = self.model.training
-            group_size = self.num_generations if training else self.num_generations_eval
-            advantages = group_advantages(
-                self._rewards, group_size, **vars(self.objective.config.advantage)
-            )
-            output["advantages"] = advantages[first : first + rows]
-            logged = self._logs["advantages"]
-            for _ in range(min(len(advantages), len(logged))):
-                logged.pop()
-            logged.extend(advantages.tolist())
+        rewards, advantages = self._rewards_and_advantages()
+        output["advantages"] = advantages[first : first + rows]
+        output["rewards"] = rewards[first : first + rows]  # travels with its rollout
+        logged = self._logs["advantages"]
+        for _ in range(min(len(advantages), len(logged))):
+            logged.pop()
+        logged.extend(advantages.tolist())
         # Where each rollout stands in the whole batch, so that it is known after TRL's shuffle.
         output["rollout_index"] = torch.arange(first, first + rows, device=self.accelerator.device)
         if self.model.training:
             self._rollout_batches += 1
             self._seconds["score"] += time.perf_counter() - started
         return output
+
+    def _rewards_and_advantages(self) -> tuple[Tensor, Tensor]:
+        """Both [B] over all processes' rollouts, from the rewards that were just computed."""
+        per_function = self._rewards_per_function
+        weights = self.reward_weights.to(per_function)
+        group_size = self.num_generations if self.model.training else self.num_generations_eval
+        rewards, rounding = total_reward(per_function, weights)
+        level = equal_groups(rewards, group_size, rounding).double().mean().item()
+        self._record(**{"reward/zero_variance_groups": level})
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            return rewards, normalized_sum_advantages(per_function, weights, group_size)
+        how = vars(self.objective.config.advantage)
+        return rewards, group_advantages(rewards, group_size, **how, rounding=rounding)
 
     # The loss
 
