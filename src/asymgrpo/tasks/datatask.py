@@ -28,6 +28,8 @@ class DataTask:
     grader: str
     question_columns: Sequence[str] = QUESTION_COLUMNS
     answer_columns: Sequence[str] = ANSWER_COLUMNS
+    unevaluated: bool = True
+    """Whether arithmetic that is not worked out (`48 + 24`) counts as its value."""
     _rows: dict[str, list[Example] | None] = field(default_factory=dict, repr=False)
     _compared: bool = field(default=False, repr=False)
 
@@ -68,7 +70,8 @@ class DataTask:
 
     def grade(self, completion: str, example: Example) -> Grade:
         try:
-            return GRADERS[self.grader](completion, self.reference(example))
+            reference = self.reference(example)
+            return GRADERS[self.grader](completion, reference, self.unevaluated)
         except Exception as error:  # a grader never raises, and never hides that it broke
             reason = f"{type(error).__name__}: {error}"[:300]
             return Grade(0.0, None, f"the grader broke: {reason}", failed=True)
@@ -134,4 +137,4 @@ def _final(value: Any) -> str:
     if "####" in text:
         return text.rpartition("####")[2].strip()
     boxed = last_boxed(text)
-    return boxed.text if boxed is not None else text.strip()
+    return boxed.text if boxed is not None and boxed.text else text.strip()
