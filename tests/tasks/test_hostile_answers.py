@@ -22,7 +22,7 @@ HOSTILE = {
     "deep fractions": "\\frac{" * DEEP + "1" + "}{2}" * DEEP,
     "deep roots": "\\sqrt{" * DEEP + "2" + "}" * DEEP,
     "deep brackets": "(" * DEEP + "1" + ")" * DEEP,
-    "brackets that just pass": "(" * 14 + "1" + ")" * 14,
+    "brackets that just pass": "(" * 10 + "1" + ")" * 10,
     "open boxes": "\\boxed{" * DEEP,
     "boxes in boxes": "\\boxed{" * DEEP + "1" + "}" * DEEP,
     "a megabyte of digits": "1" * 1_000_000,
@@ -100,15 +100,11 @@ def test_hostile_text_is_graded_in_time(name: str) -> None:
     assert slow_or_right(HOSTILE[name]) == []
 
 
-def test_a_time_out_is_a_failure_with_its_reason_and_the_next_answer_is_graded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_time_out_is_a_wrong_answer_with_its_reason_and_the_next_answer_is_graded() -> None:
     start_worker()
-    with monkeypatch.context() as patch:  # no machine is that fast
-        patch.setattr(shared_sandbox(SYMBOLIC), "time_limit", 1e-6)
-        grade = grade_math(f"\\boxed{{{HOSTILE['hard integral']}}}", "7")
-    assert grade.failed
-    assert "no result within 1e-06 s" in grade.reason
+    grade = grade_math(f"\\boxed{{{HOSTILE['hard integral']}}}", "\\sqrt{7}")
+    assert (grade.score, grade.failed) == (0.0, False)
+    assert grade.reason == "the answer is beyond math-verify: no result within 1.5 s"
     after = grade_math("\\boxed{\\sqrt{8}}", "2\\sqrt{2}")
     assert (after.score, after.failed) == (1.0, False)
 

@@ -179,9 +179,9 @@ def _symbolic(answer: str, gold: Reference, reference: str) -> Grade:
 
 
 def _unanswered(answer: str, reference: str, failure: CallFailedError) -> Grade:
-    """Whose fault it is: where the reference itself is compared in time, it is the answer's."""
+    """Whose fault it is: where other comparisons come out in time, it is the answer's."""
     try:
-        shared_sandbox(SYMBOLIC).call("compare", reference, reference)
+        shared_sandbox(SYMBOLIC).call("works", reference)
     except CallFailedError:
         return Grade(0.0, answer[:SHOWN], f"math-verify failed: {failure}", failed=True)
     return _wrong(answer, f"the answer is beyond math-verify: {failure}")
@@ -227,7 +227,9 @@ def _without_unit(text: str) -> str:
     match = _TRAILING_UNIT.fullmatch(text)
     if match is None or any(word in REFUSED for word in words_of(match[2])):
         return text
-    return match[1] if all(len(word) > 2 for word in words_of(match[2])) else text
+    words = words_of(match[2])
+    unit = all(len(word) > 2 for word in words) and words[0] not in ("squared", "cubed")
+    return match[1] if unit else text
 
 
 @lru_cache(maxsize=4096)
@@ -249,7 +251,9 @@ def _same_in_base(reference: str, answer: str) -> bool | None:
     gold = _BASED.fullmatch(_SPACES.sub("", reference))
     found = _BASED.fullmatch(_SPACES.sub("", answer[:100]))
     if gold is None:
-        return None if found is None else _value_in_base(found, reference)
+        if found is None:
+            return False if re.search(r"\d\s*_", answer) and read_quantity(reference) else None
+        return _value_in_base(found, reference)
     if found is None:
         return gold[1] == plain_spelling(answer)
     return (gold[2] or gold[3]) == (found[2] or found[3]) and gold[1] == found[1]

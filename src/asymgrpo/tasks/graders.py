@@ -26,7 +26,15 @@ from asymgrpo.tasks.quantities import read_quantity
 from asymgrpo.tasks.references import Reference, read_choice, read_reference, text_key
 from asymgrpo.tasks.words import DOUBTS, NEGATIONS, RETRACTIONS, words_of
 
-__all__ = ["GRADERS", "SYMBOLIC", "Grader", "grade_math", "grade_number", "grade_text", "start_math_verify"]
+__all__ = [
+    "GRADERS",
+    "SYMBOLIC",
+    "Grader",
+    "grade_math",
+    "grade_number",
+    "grade_text",
+    "start_math_verify",
+]
 
 Grader = Callable[..., Grade]
 """(completion, reference, unevaluated=True) to a grade."""

@@ -92,7 +92,9 @@ _OPTION = re.compile(
     r"(?:\(([A-Ja-j])\)|([A-J])(?![A-Za-z'0-9+*/^_=<>(]))(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
-_OTHER_OPTION = re.compile(r"\([A-Ja-j]\)|(?<![A-Za-z])[B-HJ](?![A-Za-z'])|(?<![A-Za-z])A[).:]")
+_OTHER_OPTION = re.compile(
+    r"\([A-Ja-j]\)|(?<![A-Za-z])[B-HJ](?![A-Za-z'])|(?<![A-Za-z])[AI]\s*(?:$|[).:,;])"
+)
 _TAKES_BACK = re.compile(
     r"\b(?:or|not|isn't|maybe|perhaps|possibly|probably|wrong|incorrect|false|nor|neither)\b",
     re.IGNORECASE,
