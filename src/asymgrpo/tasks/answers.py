@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from asymgrpo.tasks.words import (
@@ -53,17 +53,17 @@ _AFTER_BOX = re.compile(
     r"[\s$).\]\\]*(?:(?:is|was)\s+)?(?:(?:not|isn't|wrong|incorrect|false)\b"
     r"|(?:or|maybe|perhaps)\s+(?:\w+\s+){0,2}[$-]*\d)"
 )
-_MARKER = re.compile(r"####[ \t]*([^\n]*)")
 _SENTENCE = re.compile(
-    r"\banswers?(?:\s+to\s[^.\n:]{0,80}?)?(?:\*\*)?"
-    r"(?:\s*[:=]|\s+(?:is|was|equals|comes\s+to|(?:would|will|must|should|has\s+to)\s+be|"
-    r"(?P<open>isn['\u2019]?t|wasn['\u2019]?t|(?:can|cannot|can['\u2019]t|could|might|may)\s+be))\b|\s+=)"
-    r"(?:\*\*)?\s*:?\s*(?=\S)",
+    r"\banswers?(?:\*\*)?(?:\s*[:=]|(?:\s+to\s[^.\n:]{0,80}?)?(?:\s+(?:is|was|equals|comes\s+to|"
+    r"(?:would|will|must|should|has\s+to)\s+be|(?P<open>isn['\u2019]?t|wasn['\u2019]?t|"
+    r"(?:can|cannot|can['\u2019]t|could|might|may)\s+be))\b|\s+=))(?:\*\*)?\s*:?\s*(?=\S)",
     re.IGNORECASE,
 )
+_ANSWER = re.compile("answer", re.IGNORECASE)
+MOST_STATEMENTS = 20
+"""Lines and sentences, from the end, that are looked at for one that says something."""
 _MATHS = re.compile(r"[\d$\\]")
 _SENTENCE_END = re.compile(r"(?<!\\)[.!?](?=\s|\*|$)|\n")
-_BREAK = re.compile(r"[.!?:;,](?=\s)|\n|=")
 _CURRENCY = r"(?:\\?[$€£¥₹])"
 _TEN = r"10(?:\^|\*\*)(?:\{[-+]?\d{1,4}\}|[-+]?\d{1,4})"
 _NUMBER = re.compile(
@@ -76,6 +76,15 @@ _NUMBER = re.compile(
     r"|(?:(?<![\w)\]}])-)?(?:\b\d+\s?)?\\[dt]?frac\{\d+\}\{\d+\}",
     re.IGNORECASE,
 )
+_OPEN_LEADS = NEGATIONS | DOUBTS | HEDGES | (BOUNDS - {"to", "within"})
+_CHANGING = REFUSED - {"and"}
+_DENYING = NEGATIONS | DOUBTS
+_PART = re.compile(r"[^,;:(]*")
+# Letters joined to a number are a unit of at most four; a power or a base makes another number.
+_MORE = re.compile(r"[A-Za-z]{5}|\s?(?:\^|\*\*)|[_!]\d|(?:st|nd|rd|th)\b")
+_DIGIT = re.compile("[0-9]")
+LONGEST_NUMERAL = 60
+"""Characters before the last digit of a text in which its last number is first looked for."""
 _LEADING_JOIN = re.compile(
     r"(?:\d[%)}]?|\bof)\s*(?:\b(?:or|and|to|through|plus|minus|times|over)\b|[-\u2013+*/^\u00d7\u00f7])"
     r"\s*\\?[$€£]?$",
@@ -121,6 +130,8 @@ def open_box(text: str) -> Statement | None:
     >>> open_box(r"so \\boxed{72").problem
     'the box is not closed'
     """
+    if "box" not in text:
+        return None
     box = next(_latest(_BOX, text[-LONGEST_TEXT:]), None)
     if box is None:
         return None
@@ -175,9 +186,13 @@ def _box_problem(text: str, start: int, end: int, inside: str) -> str | None:
 
 def _words_before(text: str, start: int, count: int) -> set[str]:
     """The last words before `start` in the same part of the sentence."""
-    before = text[max(0, start - CONTEXT) : start]
-    breaks = list(_BREAK.finditer(before))
-    return set(words_of(before[breaks[-1].end() :] if breaks else before)[-count:])
+    return set(_last_words(text[max(0, start - CONTEXT) : start], count))
+
+
+def _last_words(before: str, count: int) -> list[str]:
+    begin = max(before.rfind(mark) for mark in ".!?:;,\n=")
+    words = before[begin + 1 :].lower().split()[-count:]
+    return [word.strip('*_$\\({["').replace("\u2019", "'") for word in words]
 
 
 def stated_answer(text: str, wordy: bool = True) -> Statement | None:
@@ -200,25 +215,45 @@ def stated_answer(text: str, wordy: bool = True) -> Statement | None:
 
 
 def _last_marker(text: str, wordy: bool) -> Statement | None:
-    if "####" not in text:
-        return None
-    for match in _latest(_MARKER, text):
-        line = match[1].strip()
+    end = len(text)
+    for _ in range(MOST_STATEMENTS):
+        mark = text.rfind("####", 0, end)
+        if mark < 0:
+            return None
+        end = text.rfind("\n", 0, mark) + 1
+        start = text.find("####", end)
+        line = text[start + 4 : start + 5 + LONGEST_CLAUSE].partition("\n")[0].strip()
         if line and (wordy or _speaks_of_numbers(line)):
             problem = "several statements on one line" if "####" in line else None
-            return Statement(line, match.start(), "marker", problem)
+            return Statement(line, start, "marker", problem)
     return None
 
 
 def _last_sentence(text: str, wordy: bool) -> Statement | None:
     """Not `wordy`: after a box, "so the answer is correct" takes nothing back."""
-    for match in _latest(_SENTENCE, text):
+    for start in _places_of_answer(text):
+        match = _SENTENCE.match(text, start)
+        if match is None:
+            continue
         clause = text[match.end() : match.end() + LONGEST_CLAUSE]
         end = _SENTENCE_END.search(clause)
         clause = (clause[: end.start()] if end else clause).strip()
         if clause.strip(" *$:") and (wordy or _speaks_of_numbers(clause)):
             return Statement(clause, match.start(), "sentence", _sentence_problem(text, match))
     return None
+
+
+def _places_of_answer(text: str) -> Iterator[int]:
+    """Where the word `answer` stands, the last few, latest first."""
+    if not text.isascii():  # small letters may then take another place
+        yield from (match.start() for match in _latest(_ANSWER, text))
+        return
+    small, place = text.lower(), len(text)
+    for _ in range(MOST_STATEMENTS):
+        place = small.rfind("answer", 0, place)
+        if place < 0:
+            return
+        yield place
 
 
 def _speaks_of_numbers(clause: str) -> bool:
@@ -241,7 +276,7 @@ def _sentence_problem(text: str, match: re.Match[str]) -> str | None:
 
 def _latest(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
     """The last few matches, latest first."""
-    return reversed(deque(pattern.finditer(text), maxlen=20))
+    return reversed(deque(pattern.finditer(text), maxlen=MOST_STATEMENTS))
 
 
 def last_number(text: str) -> Statement | None:
@@ -253,14 +288,25 @@ def last_number(text: str) -> Statement | None:
     'two numbers joined into one statement'
     """
     text = text[-LONGEST_TEXT:]
-    for size in (200, LONGEST_TEXT):
-        end = text[-size:]
-        last = next(_latest(_NUMBER, end), None)
-        # A match well inside the end does not depend on what comes before.
-        if last is not None and (last.start() > 100 or len(end) == len(text)):
-            start = len(text) - len(end) + last.start()
-            return _in_context(Statement(last[0], start, "number"), text)
+    digit = _last_digit(text)
+    if digit is None:
+        return None
+    for size in (LONGEST_NUMERAL, LONGEST_TEXT):
+        begin = max(0, digit - size)
+        last = next(_latest(_NUMBER, text[begin : digit + 20]), None)
+        # A match well inside does not depend on what comes before.
+        if last is not None and (last.start() > LONGEST_NUMERAL // 2 or not begin):
+            return _in_context(Statement(last[0], begin + last.start(), "number"), text)
     return None
+
+
+def _last_digit(text: str) -> int | None:
+    """Its place; looks at the end first."""
+    for place in range(len(text) - 1, max(-1, len(text) - 1 - LONGEST_NUMERAL), -1):
+        if text[place] in "0123456789":
+            return place
+    last = next(_latest(_DIGIT, text), None)
+    return None if last is None else last.start()
 
 
 def _in_context(found: Statement, text: str) -> Statement:
@@ -268,32 +314,29 @@ def _in_context(found: Statement, text: str) -> Statement:
     end = found.start + len(found.text)
     before, after = text[max(0, found.start - CONTEXT) : found.start], text[end : end + CONTEXT]
     minus = _MINUS.search(before)
+    text_of, start = found.text, found.start
     if minus is not None:
-        found = replace(found, text=f"-{found.text}", start=found.start - len(minus[0]))
+        text_of, start = f"-{text_of}", start - len(minus[0])
         before = before[: minus.start()]
     stop = _SENTENCE_END.search(after)
     after = after[: stop.start()] if stop else after
-    return replace(found, problem=_context_problem(before, after))
+    return Statement(text_of, start, "number", _context_problem(before, after))
 
 
 def _context_problem(before: str, after: str) -> str | None:
-    if _LEADING_JOIN.search(before):
+    if _LEADING_JOIN.search(before[-12:]):
         return "two numbers joined into one statement"
-    breaks = list(_BREAK.finditer(before))
-    leading = words_of(before[breaks[-1].end() :] if breaks else before)[-3:]
-    if set(leading) & (NEGATIONS | DOUBTS | HEDGES | BOUNDS - {"to", "within"}):
+    if not _OPEN_LEADS.isdisjoint(_last_words(before, 3)):
         return "the number is negated, bounded or left open"
-    following = re.split(r"[,;:(]", after)[0]
-    words = words_of(following)
-    attached = bool(following[:1].isalpha()) and not re.match(
-        r"[A-Za-z]{1,4}(?![A-Za-z])", following
-    )
-    if attached or re.match(r"\s?(?:\^|\*\*)|[\d_!][\d]", following):
+    if not after:
+        return None
+    if _MORE.match(after):
         return "more than a number"
-    near = set(words[:3])
-    if (words and words[0] in REFUSED - {"and"}) or near & (NEGATIONS | DOUBTS):
+    words = words_of(after)
+    near = words_of(_PART.match(after)[0])[:3]  # type: ignore[index]
+    if near and (near[0] in _CHANGING or not _DENYING.isdisjoint(near)):
         return "words that change the number"
-    return "the number is taken back" if set(words_of(after)) & RETRACTIONS else None
+    return None if RETRACTIONS.isdisjoint(words) else "the number is taken back"
 
 
 def last_formula(text: str) -> Statement | None:

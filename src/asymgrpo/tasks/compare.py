@@ -195,7 +195,7 @@ def _result(right: bool, answer: str, gold: Reference, key: str | None = None) -
     relation = "equal" if right else "not equal"
     named = text_key(gold.text) if right else key or text_key(answer[:LONGEST_ANSWER])
     if gold.quantity is not None and right:
-        named = shared_value(gold.quantity, gold.quantity)
+        named = gold.key
     reason = f"{relation} to the reference {gold.text[:SHOWN]}"
     return Grade(float(right), answer[:SHOWN], reason, key=named[:SHOWN])
 
@@ -203,7 +203,7 @@ def _result(right: bool, answer: str, gold: Reference, key: str | None = None) -
 def _graded(right: bool, answer: str, gold: Reference, found: Quantity) -> Grade:
     assert gold.quantity is not None
     relation = "equal" if right else "not equal"
-    key = shared_value(gold.quantity if right else found, gold.quantity)
+    key = gold.key if right else shared_value(found, gold.quantity)
     reason = f"{relation} to the reference {gold.text[:SHOWN]}"
     return Grade(float(right), answer[:SHOWN], reason, key=key[:SHOWN])
 

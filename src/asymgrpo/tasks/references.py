@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from asymgrpo.tasks.quantities import Quantity, plain_spelling, read_quantity
+from asymgrpo.tasks.quantities import Quantity, plain_spelling, read_quantity, shared_value
 
 ReferenceKind = Literal["choice", "number", "words", "expression"]
 
@@ -28,6 +28,8 @@ class Reference:
     """The number, where it is one."""
     name: str | None = None
     """`x` where the reference is `x = 5`."""
+    key: str = ""
+    """What equal answers are called, if it is a number."""
 
     @property
     def has_relation(self) -> bool:
@@ -54,10 +56,11 @@ def read_reference(text: str) -> Reference:
         return Reference((choice[1] or choice[2]).upper(), "choice")
     quantity = _number(text)
     if quantity is not None:
-        return Reference(text, "number", quantity)
+        return Reference(text, "number", quantity, key=shared_value(quantity, quantity))
     named = _NAMED.fullmatch(plain)
     if named is not None and (quantity := _number(named[2])) is not None:
-        return Reference(text, "number", quantity, named[1])
+        key = shared_value(quantity, quantity)
+        return Reference(text, "number", quantity, named[1], key)
     if _WORDS.fullmatch(plain) and "\\" not in plain and len(plain) > 2:
         return Reference(text, "words")
     if text.strip().startswith("\\text") and re.search("[A-Za-z]{2}", plain):
