@@ -81,7 +81,7 @@ def _number(answer: str, gold: Reference, reference: str, unevaluated: bool) -> 
     except TooLargeError:
         return _wrong(answer, "the answer is too large a number")
     except UnreadableError:
-        if not unevaluated:
+        if not unevaluated or _has_variable(answer):
             return _wrong(answer, "the answer is not a number")
         return _symbolic(answer, gold, reference)
     found = Quantity(value)
@@ -218,7 +218,28 @@ def _refused_word(answer: str) -> str | None:
     )
 
 
-_FUNCTIONS = {"pi", "sqrt", "sin", "cos", "tan", "cot", "csc", "log", "ln", "exp", "oo", "mod"}
+def _has_variable(answer: str) -> bool:
+    """Whether letters are left that are neither a unit, a function nor a constant."""
+    plain = _COMMAND.sub(" ", _without_unit(plain_spelling(_TEXT.sub(_drop_unit, answer))))
+    return any(word not in _FUNCTIONS for word in re.findall("[A-Za-z]+", plain))
+
+
+_FUNCTIONS = {
+    "e",
+    "i",
+    "pi",
+    "sqrt",
+    "sin",
+    "cos",
+    "tan",
+    "cot",
+    "csc",
+    "log",
+    "ln",
+    "exp",
+    "oo",
+    "mod",
+}
 """Names that a formula without backslashes may have."""
 
 
