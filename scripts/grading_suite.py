@@ -75,9 +75,12 @@ def graded(
     counts: Counter[tuple[str, str]] = Counter()
     misjudged: list[Pair] = []
     started, rest = time.monotonic(), iter(made)
+    done = 0
     with ThreadPoolExecutor(workers) as pool:
         while chunk := list(islice(rest, CHUNK)):
             scores = pool.map(grade, chunk) if workers > 1 else map(grade, chunk)
+            done += len(chunk)
+            print(f"\r{done:,} pairs", end="", file=sys.stderr, flush=True)
             for pair, score in zip(chunk, scores, strict=True):
                 group = group_of(pair)
                 counts[group, "right" if pair.right else "wrong"] += 1

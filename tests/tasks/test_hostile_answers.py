@@ -160,7 +160,7 @@ def test_memory_of_this_process_stays_bounded() -> None:
 
 
 def test_a_policy_cannot_end_its_own_training() -> None:
-    """Answers that math-verify cannot digest are wrong; only a grader that fails alone has failed."""
+    """Answers that math-verify cannot digest are wrong answers, and no failures."""
     start_worker()
     guard = FailureGuard()
     hostile = ["a billionth power", "hard integral", "a large binomial", "nested 15 deep"]

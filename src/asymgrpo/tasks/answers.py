@@ -18,6 +18,7 @@ from asymgrpo.tasks.words import (
     HEDGES,
     NEGATIONS,
     NUMBER_WORDS,
+    OPERATIONS,
     REFUSED,
     RETRACTIONS,
     SCALES,
@@ -77,6 +78,7 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _OPEN_LEADS = NEGATIONS | DOUBTS | HEDGES | (BOUNDS - {"to", "within"})
+_WORKED_ON = OPERATIONS - {"and"}
 _CHANGING = REFUSED - {"and"}
 _DENYING = NEGATIONS | DOUBTS
 _PART = re.compile(r"[^,;:(]*")
@@ -326,8 +328,9 @@ def _in_context(found: Statement, text: str) -> Statement:
 def _context_problem(before: str, after: str) -> str | None:
     if _LEADING_JOIN.search(before[-12:]):
         return "two numbers joined into one statement"
-    if not _OPEN_LEADS.isdisjoint(_last_words(before, 3)):
-        return "the number is negated, bounded or left open"
+    leading = _last_words(before, 3)
+    if not _OPEN_LEADS.isdisjoint(leading) or not _WORKED_ON.isdisjoint(leading[-2:]):
+        return "the number is negated, bounded, worked on or left open"
     if not after:
         return None
     if _MORE.match(after):
