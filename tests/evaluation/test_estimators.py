@@ -101,3 +101,14 @@ def test_maj_at_k_holds_for_many_samples():
 def test_maj_at_k_refuses_unequal_lengths():
     with pytest.raises(ValueError, match="2 answers but 1 scores"):
         maj_at_k(["a", "b"], [1.0])
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), -0.5, 1.01])
+def test_scores_outside_zero_to_one_are_refused(wrong):
+    for estimate in (
+        lambda: count_correct([1.0, wrong]),
+        lambda: avg_at_k([1.0, wrong]),
+        lambda: maj_at_k(["a", "b"], [1.0, wrong]),
+    ):
+        with pytest.raises(ValueError, match="a score is a number from 0 to 1"):
+            estimate()

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from asymgrpo.errors import UserError
-from asymgrpo.evaluation import evaluate, evaluate_policy
+from asymgrpo.evaluation import evaluate, evaluate_policy, maj_at_k, summarize
 from asymgrpo.evaluation.evaluate import prompt_ids, rollout_seed
 from asymgrpo.rollout.records import Rollout, Sampling
 from asymgrpo.tasks import Grade
@@ -120,7 +120,7 @@ def test_record_keeps_every_problem():
     assert (record["seed"], record["grader_failures"]) == (7, 0)
     assert record["sampling"]["max_new_tokens"] == 8
     for problem in record["problems"]:
-        assert set(problem) == {"id", "scores", "answers", "lengths", "greedy"}
+        assert set(problem) == {"id", "scores", "answers", "votes", "lengths", "greedy"}
         assert len(problem["scores"]) == len(problem["answers"]) == len(problem["lengths"]) == 16
         answers = ["yes" if score else "other" for score in problem["scores"]]
         assert [a if a == "yes" else "other" for a in problem["answers"]] == answers
@@ -305,3 +305,53 @@ def test_failures_are_counted_and_not_saved(tmp_path):
     mended = evaluated(engine, examples=examples, partial=partial)
     assert mended["grader_failures"] == 0
     assert len(engine.calls[0][0]) == 16
+
+
+class SpelledTask(PercentTask):
+    """Wrong answers are one answer in two spellings."""
+
+    def grade(self, completion, example):
+        grade = super().grade(completion, example)
+        key = {"nay": "no"}.get(completion, grade.answer)
+        return Grade(grade.score, grade.answer, grade.reason, key=key)
+
+
+def test_equal_answers_vote_together_whatever_their_spelling():
+    spelled, plain = evaluated(task=SpelledTask()), evaluated()
+    problem = spelled["problems"][0]
+    assert set(problem["votes"]) == {"yes", "no", None}
+    assert problem["answers"] == plain["problems"][0]["answers"]
+    for one, other in zip(spelled["problems"], plain["problems"], strict=True):
+        joined = ["no" if answer == "nay" else answer for answer in other["answers"]]
+        assert one["votes"] == joined
+    expected = sum(maj_at_k(p["votes"], p["scores"], 4) for p in spelled["problems"]) / 3
+    assert spelled["metrics"]["maj@4"]["value"] == pytest.approx(expected, abs=1e-12)
+    # a right minority against "no" and "nay", which are one answer
+    problem = {"scores": [1.0, 1.0, 0, 0, 0], "greedy": None}
+    answers = ["yes", "yes", "no", "no", "nay"]
+    votes = ["yes", "yes", "no", "no", "no"]
+    assert summarize([{**problem, "answers": answers}], [5])["maj@5"].value == 0.5
+    assert summarize([{**problem, "answers": answers, "votes": votes}], [5])["maj@5"].value == 0.0
+
+
+@pytest.mark.parametrize("score", [float("nan"), -1.0, 2.0])
+def test_a_score_outside_zero_to_one_is_told(score):
+    class Odd(PercentTask):
+        def grade(self, completion, example):
+            return Grade(score, completion, "odd")
+
+    with pytest.raises(UserError, match=r"the grader of percent: a score is a number from 0 to 1"):
+        evaluated(task=Odd())
+
+
+def test_related_problems_are_resampled_together():
+    rows = [{"id": n, "chance": (10, 90)[n // 4 % 2], "family": n // 4} for n in range(40)]
+    alone = evaluated(examples=rows)
+    together = evaluated(examples=rows, cluster="family")
+    assert [problem["cluster"] for problem in together["problems"]][:5] == ["0"] * 4 + ["1"]
+    assert together["cluster"] == "family"
+    one, other = alone["metrics"]["pass@1"], together["metrics"]["pass@1"]
+    assert one["value"] == other["value"]
+    assert other["high"] - other["low"] > 1.4 * (one["high"] - one["low"])
+    with pytest.raises(UserError, match="no column kind to group related problems by"):
+        evaluated(examples=rows, cluster="kind")

@@ -268,6 +268,43 @@ def test_peak_is_after_step_zero():
     assert summary.gain.value == -0.75
 
 
+def evaluated_at(name, steps, rng, difficulty):
+    return [
+        run(name, seed, *(evaluation(s, rng.binomial(8, difficulty), k=[1]) for s in steps))
+        for seed in range(3)
+    ]
+
+
+def test_a_peak_of_many_evaluations_is_not_compared_with_one_of_few():
+    """Equal policies, one evaluated once and one 25 times: the best of 25 is no better policy."""
+    rng = np.random.default_rng(4)
+    verdicts = 0
+    for _ in range(20):
+        difficulty = rng.beta(1.5, 1.5, size=60)
+        once = evaluated_at("grpo", [25], rng, difficulty)
+        often = evaluated_at("ah-grpo", range(1, 26), rng, difficulty)
+        pair = compare_runs([*once, *often]).pair("ah-grpo", "grpo", "peak pass@1")
+        verdicts += pair.verdict != "inconclusive"
+    assert verdicts <= 3
+
+
+def test_a_peak_is_of_the_steps_that_all_were_evaluated_at():
+    few = [run("grpo", 0, evaluation(5, [2] * 10), evaluation(9, [3] * 10))]
+    many = [run("ah-grpo", 0, *(evaluation(s, [c] * 10) for s, c in ((5, 4), (7, 8), (9, 5))))]
+    pair = compare_runs([*few, *many]).pair("ah-grpo", "grpo", "peak pass@1")
+    assert pair.difference.value == pytest.approx((5 - 3) / 8)  # step 7 is not grpo's
+    apart = [run("ah-grpo", 0, evaluation(4, [4] * 10))]
+    pair = compare_runs([*few, *apart]).pair("ah-grpo", "grpo", "peak pass@1")
+    assert (pair.difference, pair.note) == (None, "not evaluated at the same steps")
+
+
+@pytest.mark.parametrize("score", [float("nan"), -1.0, 2.0])
+def test_a_score_outside_zero_to_one_is_told(score):
+    record = {"step": 3, "problems": [{"id": 0, "scores": [1.0, score]}]}
+    with pytest.raises(UserError, match="problem 0 of step 3: a score is a number from 0 to 1"):
+        compare_runs([run("grpo", 0, record)])
+
+
 def test_sweeps_keep_their_labels_apart():
     world = World(9, problems=30)
     runs = [r for a in (0.25, 0.5) for r in world.label(f"sa-ah-grpo alpha={a}", 2)]

@@ -57,7 +57,8 @@ def test_gold_answers_score_1_and_perturbed_ones_0(rows):
         ("The answer is 1,234.", "1234", 1.0),
         ("The answer is 12. No: the answer is 1234.", "1234", 1.0),
         ("1234 - 0", "0", 0.0),
-        ("it is 10-1234", "1234", 1.0),
+        ("it is 10-1234", "1234", 0.0),  # a difference or a range, and no statement of 1234
+        ("1230 + 4 = 1234", "1234", 1.0),
         ("the answer is -1234", "-1234", 0.0),
         ("no idea", None, 0.0),
         ("", None, 0.0),

@@ -9,8 +9,9 @@ import time
 
 import pytest
 
+from asymgrpo.tasks import FailureGuard
 from asymgrpo.tasks.graders import SYMBOLIC, grade_math, grade_number
-from asymgrpo.tasks.sandbox import shared_sandbox
+from asymgrpo.tasks.sandbox import CallFailedError, shared_sandbox
 
 DEEP = 10_000
 HOSTILE = {
@@ -21,7 +22,7 @@ HOSTILE = {
     "deep fractions": "\\frac{" * DEEP + "1" + "}{2}" * DEEP,
     "deep roots": "\\sqrt{" * DEEP + "2" + "}" * DEEP,
     "deep brackets": "(" * DEEP + "1" + ")" * DEEP,
-    "brackets that just pass": "(" * 14 + "1" + ")" * 14,
+    "brackets that just pass": "(" * 10 + "1" + ")" * 10,
     "open boxes": "\\boxed{" * DEEP,
     "boxes in boxes": "\\boxed{" * DEEP + "1" + "}" * DEEP,
     "a megabyte of digits": "1" * 1_000_000,
@@ -36,6 +37,37 @@ HOSTILE = {
     "hard integral": "\\int_0^1 x^{x^x} \\sin(x^x) dx",
     "large product": "\\prod_{n=1}^{1000000} n!",
     "large power": "(x+1)^{100000} - x^{99999}",
+    "a billionth power": "10^{1000000000}",
+    "nested 15 deep": "(" * 15 + "1" + ")" * 15,
+    "nested 12 deep": "(" * 12 + "x" + ")" * 12,
+    "a large binomial": "\\binom{10000000}{5000000}",
+    "factorials of factorials": "((9!)!)!",
+    "a power in a power": "(2^{1000})^{1000}",
+    "a long sum of large powers": "+".join(["9^{5000}"] * 40),
+    "open formulas": "\\(" * 50_000,
+    "a megabyte of open formulas": "\\(" * 500_000,
+    "a megabyte of display formulas": "\\[" * 500_000,
+    "a megabyte of formulas": "\\(1\\)" * 200_000,
+    "a megabyte of single dollars": "$a" * 500_000,
+    "a megabyte of dollars and lines": "$\n" * 500_000,
+    "a megabyte of groups": "1" + ",234" * 250_000 + "5",
+    "a megabyte of boxes": "\\boxed{1}" * 110_000,
+    "a megabyte of bare boxes": "\\boxed 1 " * 110_000,
+    "a megabyte of open boxes": "\\boxed{" * 140_000,
+    "a megabyte of joined boxes": "\\boxed{1} or " * 75_000,
+    "a megabyte of answers to": "answer to " * 100_000,
+    "a megabyte of answers": "answer: " * 125_000,
+    "a megabyte of or": "5 or " * 200_000,
+    "a megabyte of fractions": "\\frac{1}{2}" * 90_000,
+    "a megabyte of equations": "1=" * 500_000,
+    "a megabyte of words": "word " * 200_000,
+    "a megabyte of backslashes": "\\" * 1_000_000,
+    "a megabyte of stars": "*" * 1_000_000,
+    "a megabyte of minus words": "minus " * 160_000,
+    "a megabyte of newlines": "\n" * 1_000_000,
+    "a megabyte of dots": "1." * 500_000,
+    "a megabyte after a claim": "the answer is " + "a" * 1_000_000,
+    "a megabyte of numbers after a claim": "the answer is " + "7 9 " * 250_000,
     "python": "__import__('os').system('true')",
     "null and surrogates": "\x00\ud800\\boxed{\ud800}",
 }
@@ -50,7 +82,7 @@ def slow_or_right(text: str, wait: float = LIMIT) -> list[str]:
             start = time.monotonic()
             result = grade(completion, "\\frac{7}{9}")
             seconds = time.monotonic() - start
-            if seconds >= wait or result.score != 0.0 or not result.reason:
+            if seconds >= wait or result.score != 0.0 or not result.reason or result.failed:
                 faults.append(f"{grade.__name__}: {seconds:.1f} s, {result}")
             if result.answer is not None and len(result.answer) > 200:
                 faults.append("the grade keeps the whole answer")
@@ -68,15 +100,11 @@ def test_hostile_text_is_graded_in_time(name: str) -> None:
     assert slow_or_right(HOSTILE[name]) == []
 
 
-def test_a_time_out_is_a_failure_with_its_reason_and_the_next_answer_is_graded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_time_out_is_a_wrong_answer_with_its_reason_and_the_next_answer_is_graded() -> None:
     start_worker()
-    with monkeypatch.context() as patch:  # no machine is that fast
-        patch.setattr(shared_sandbox(SYMBOLIC), "time_limit", 0.002)
-        grade = grade_math(f"\\boxed{{{HOSTILE['hard integral']}}}", "7")
-    assert grade.failed
-    assert "no result within 0.002 s" in grade.reason
+    grade = grade_math(f"\\boxed{{{HOSTILE['hard integral']}}}", "\\sqrt{7}")
+    assert (grade.score, grade.failed) == (0.0, False)
+    assert grade.reason == "the answer is beyond math-verify: no result within 1.5 s"
     after = grade_math("\\boxed{\\sqrt{8}}", "2\\sqrt{2}")
     assert (after.score, after.failed) == (1.0, False)
 
@@ -129,3 +157,24 @@ def test_memory_of_this_process_stays_bounded() -> None:
         slow_or_right(HOSTILE[name])
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 200 * 1024  # kilobytes
+
+
+def test_a_policy_cannot_end_its_own_training() -> None:
+    """Answers that math-verify cannot digest are wrong answers, and no failures."""
+    start_worker()
+    guard = FailureGuard()
+    hostile = ["a billionth power", "hard integral", "a large binomial", "nested 15 deep"]
+    for number in range(64):
+        name = hostile[number % 4] if number < 8 else "tower"
+        guard.count(grade_math(f"\\boxed{{{HOSTILE[name]}}}", "\\sqrt{3}"))
+    assert (guard.failed, guard.total) == (0, 64)
+
+
+def test_a_sandbox_that_never_answers_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise CallFailedError("no result within 1.5 s")
+
+    monkeypatch.setattr(shared_sandbox(SYMBOLIC), "call", fail)
+    grade = grade_math("\\boxed{2\\sqrt{2}}", "\\sqrt{8}")
+    assert grade.failed
+    assert grade.reason == "math-verify failed: no result within 1.5 s"

@@ -48,12 +48,26 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return _pass_at_k(int(n), int(c), int(k))
 
 
+def check_scores(scores: Sequence[float]) -> None:
+    """A score is a number from 0 to 1; anything else would pass for a wrong or a right answer.
+
+    >>> check_scores([1.0, math.nan])
+    Traceback (most recent call last):
+    ...
+    ValueError: a score is a number from 0 to 1, not nan
+    """
+    for score in scores:
+        if not 0.0 <= score <= 1.0:  # not so for NaN either
+            raise ValueError(f"a score is a number from 0 to 1, not {score}")
+
+
 def count_correct(scores: Sequence[float]) -> int:
     """How many samples are correct.
 
     >>> count_correct([1.0, 0.0, 0.4, 1.0])
     2
     """
+    check_scores(scores)
     return sum(score >= CORRECT for score in scores)
 
 
@@ -64,6 +78,7 @@ def avg_at_k(scores: Sequence[float], k: int | None = None) -> float:
     0.5
     """
     _check_k(len(scores), len(scores) if k is None else k)
+    check_scores(scores)
     return math.fsum(scores) / len(scores)
 
 
@@ -86,6 +101,7 @@ def maj_at_k(
         raise ValueError(f"{n} answers but {len(scores)} scores")
     k = n if k is None else k
     _check_k(n, k)
+    check_scores(scores)
     groups: dict[Hashable, list[float]] = {}
     for answer, score in zip(answers, scores, strict=True):
         if answer is not None:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asymgrpo.errors import UserError
-from asymgrpo.evaluation.estimators import avg_at_k, count_correct, maj_at_k, pass_at_k
+from asymgrpo.evaluation.estimators import (
+    avg_at_k,
+    check_scores,
+    count_correct,
+    maj_at_k,
+    pass_at_k,
+)
 from asymgrpo.evaluation.intervals import Estimate, bootstrap_means
 from asymgrpo.evaluation.partial import PartialResults, digest
 from asymgrpo.tasks import FailureGuard, grade_many, render_prompt
@@ -129,9 +135,15 @@ class _Evaluation:
         grades: Sequence[Grade],
     ) -> dict[str, Any]:
         graded = [*grades[own], *([grades[greedy_at]] if self.greedy else [])]
+        try:
+            check_scores([grade.score for grade in graded])
+        except ValueError as error:
+            raise UserError(f"the grader of {self.task.name}: {error}; scale its scores") from None
         return {
             "scores": [float(grade.score) for grade in grades[own]],
             "answers": [grade.answer for grade in grades[own]],
+            # Equal answers vote together, whatever their spelling.
+            "votes": [grade.key or grade.answer for grade in grades[own]],
             "lengths": [len(rollout.token_ids) for rollout in rollouts[own]],
             "greedy": float(grades[greedy_at].score) if self.greedy else None,
             "grader_failures": sum(grade.failed for grade in graded),
@@ -152,6 +164,7 @@ def evaluate_policy(
     split: str = "test",
     system_prompt: str | None = None,
     template: Mapping[str, Any] | None = None,
+    cluster: str | None = None,
     model_key: str = "",
     on_progress: Progress | None = None,
     partial: Path | None = None,
@@ -161,7 +174,8 @@ def evaluate_policy(
     `on_progress(done, total)` counts rollouts. With `partial`, problems are saved there as they
     are done, and those done before under the same setting and `model_key` (which must name the
     weights) are not sampled again; the file may be deleted once the record is saved. `template`
-    holds options of the chat template, as the trainer's `chat_template_kwargs`.
+    holds options of the chat template, as the trainer's `chat_template_kwargs`. `cluster` is a
+    column that names the family of a problem; related problems are then resampled together.
     """
     ks = _checked_ks(ks, samples)
     if not examples:
@@ -171,6 +185,9 @@ def evaluate_policy(
     saved = PartialResults(partial, evaluation.setting(model_key)) if partial else None
     problems = _evaluate_all(evaluation, prompts, examples, saved, on_progress)
     ids = _problem_ids(examples)
+    for problem, example in zip(problems, examples, strict=True):
+        if cluster is not None:
+            problem["cluster"] = _cluster_of(example, cluster)
     failures = sum(problem.pop("grader_failures") for problem in problems)
     return {
         "task": task.name,
@@ -179,6 +196,7 @@ def evaluate_policy(
         "sampling": asdict(sampling),
         "seed": seed,
         "k": ks,
+        "cluster": cluster,
         "metrics": {name: estimate.as_dict() for name, estimate in summarize(problems, ks).items()},
         "grader_failures": failures,
         "problems": [{"id": i, **problem} for i, problem in zip(ids, problems, strict=True)],
@@ -244,8 +262,17 @@ def _problem_ids(examples: Sequence[Example]) -> list[str | int]:
     return own if len(set(map(str, own))) == len(examples) else list(range(len(examples)))
 
 
+def _cluster_of(example: Example, column: str) -> str:
+    if example.get(column) is None:
+        there = ", ".join(sorted(map(str, example)))
+        raise UserError(f"no column {column} to group related problems by; a row has {there}")
+    return str(example[column])
+
+
 def summarize(problems: Sequence[Mapping[str, Any]], ks: Sequence[int]) -> dict[str, Estimate]:
     """Metrics over problems, each the mean of its per-problem estimate with a 95 % interval.
+
+    Where every problem names its `cluster`, related problems are resampled together.
 
     >>> made = [{"scores": [1.0, 0.0], "answers": ["4", "5"], "greedy": 1.0}] * 3
     >>> {name: estimate.value for name, estimate in summarize(made, [1, 2]).items()}
@@ -258,10 +285,14 @@ def summarize(problems: Sequence[Mapping[str, Any]], ks: Sequence[int]) -> dict[
     # A scorer that reads out no answers leaves nothing to vote on.
     if any(answer is not None for problem in problems for answer in problem["answers"]):
         for k in sorted({*ks, n} - {1}):
-            columns[f"maj@{k}"] = [maj_at_k(p["answers"], p["scores"], k) for p in problems]
+            columns[f"maj@{k}"] = [
+                maj_at_k(p.get("votes", p["answers"]), p["scores"], k) for p in problems
+            ]
     if all(problem["greedy"] is not None for problem in problems):
         columns["greedy"] = [problem["greedy"] for problem in problems]
-    ends = bootstrap_means(np.array(list(columns.values()), dtype=np.float64).T)
+    clusters = [problem.get("cluster") for problem in problems]
+    related = None if None in clusters else clusters
+    ends = bootstrap_means(np.array(list(columns.values()), dtype=np.float64).T, related)
     return {
         name: Estimate(*(float(part[place]) for part in ends)) for place, name in enumerate(columns)
     }

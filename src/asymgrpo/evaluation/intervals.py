@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -16,6 +17,10 @@ Array = NDArray[np.float64]
 
 LEVEL = 0.95
 DRAWS = 5_000
+FEW = 30
+"""Problems, or families of them, below which the interval is widened."""
+ROUNDING = 1e-9
+"""How far beyond 0 and 1 a sum's rounding may lead."""
 _SEED = 20_240_229
 _NORMAL = NormalDist()
 
@@ -64,23 +69,32 @@ def resampled_means(values: Array, draws: int = DRAWS) -> Array:
     >>> resampled_means(np.ones((5, 2)), draws=3).tolist()
     [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
     """
+    return np.asarray(_resampled_sums(values, draws) / values.shape[0])
+
+
+def _resampled_sums(values: Array, draws: int = DRAWS) -> Array:
     problems = values.shape[0]
     counts = resample_counts(problems, draws)
-    means = np.empty((draws, values.shape[1]))
+    sums = np.empty((draws, values.shape[1]))
     chunk = max(1, 4_000_000 // problems)
     for start in range(0, draws, chunk):
         block = counts[start : start + chunk].astype(np.float64)
-        means[start : start + chunk] = block @ values / problems
-    return means
+        sums[start : start + chunk] = block @ values
+    return sums
 
 
-def bootstrap_means(values: Array) -> tuple[Array, Array, Array]:
+def bootstrap_means(
+    values: Array, clusters: Sequence[Hashable] | None = None
+) -> tuple[Array, Array, Array]:
     """Means of the columns of `values` [P, M] with the ends of their intervals, each [M].
 
     Bias-corrected and accelerated (Efron 1987), at the level that widens it from the normal to
     Student's t with P - 1 degrees of freedom and an unbiased variance, which plain percentiles of
     few problems lack. Values lie in [0, 1]. Where all problems agree no resample differs, and the
     interval is the exact one for the share of problems that do not: see `docs/evaluation.md`.
+    Fewer than `FEW` problems get an interval that covers this one as well.
+
+    `clusters` names the family of each problem: families are then resampled, not problems.
 
     >>> mean, low, high = bootstrap_means(np.array([[0.0], [1.0], [1.0], [0.5], [0.0], [1.0]]))
     >>> bool(low[0] < mean[0] < high[0])
@@ -88,32 +102,72 @@ def bootstrap_means(values: Array) -> tuple[Array, Array, Array]:
     """
     if values.ndim != 2 or values.shape[0] < 1:
         raise ValueError(f"values must be [problems, metrics] with a problem, not {values.shape}")
-    problems = values.shape[0]
+    if not ((values >= -ROUNDING) & (values <= 1 + ROUNDING)).all():
+        raise ValueError("values must be numbers from 0 to 1")
     means = values.mean(axis=0)
-    low, high = _agreeing(means, problems)
+    sums, sizes = _families(values, clusters)
+    units = sums.shape[0]
+    low, high = _agreeing(means, units)
     varied = np.ptp(values, axis=0) > 0
-    if varied.any():
-        low[varied], high[varied] = _accelerated(values[:, varied], means[varied])
+    if varied.any() and units > 1:
+        ends = _accelerated(sums[:, varied], sizes, means[varied])
+        if units < FEW:
+            ends = _widened(
+                ends, sums[:, varied], sizes, means[varied], (low[varied], high[varied])
+            )
+        low[varied], high[varied] = ends
     return means, np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
 
 
-def _agreeing(means: Array, problems: int) -> tuple[Array, Array]:
+def _families(values: Array, clusters: Sequence[Hashable] | None) -> tuple[Array, Array]:
+    """The sum [U, M] and the size [U] of each family; every problem is one where none is named."""
+    if clusters is None:
+        return values, np.ones(values.shape[0])
+    if len(clusters) != values.shape[0]:
+        raise ValueError(f"{values.shape[0]} problems, but {len(clusters)} clusters")
+    places = {name: place for place, name in enumerate(dict.fromkeys(clusters))}
+    sums, sizes = np.zeros((len(places), values.shape[1])), np.zeros(len(places))
+    for name, row in zip(clusters, values, strict=True):
+        sums[places[name]] += row
+        sizes[places[name]] += 1
+    return sums, sizes
+
+
+def _agreeing(means: Array, units: int) -> tuple[Array, Array]:
     # A share s of other problems is missed by P draws with chance (1 - s)^P; s is its 2.5 % limit.
-    share = 1 - ((1 - LEVEL) / 2) ** (1 / problems)
+    share = 1 - ((1 - LEVEL) / 2) ** (1 / units)
     return means * (1 - share), means + (1 - means) * share
 
 
-def _accelerated(values: Array, means: Array) -> tuple[Array, Array]:
-    problems = values.shape[0]
-    draws = np.sort(resampled_means(values), axis=0)
+def _widened(
+    ends: tuple[Array, Array],
+    sums: Array,
+    sizes: Array,
+    means: Array,
+    agreeing: tuple[Array, Array],
+) -> tuple[Array, Array]:
+    """Resamples of few problems stay between the least and the most that was seen, and few that
+    lie close say little: the interval covers Student's and the one of problems that agree."""
+    units = len(sizes)
+    residual = (sums - sizes[:, None] * means) / sizes.mean()
+    error = np.sqrt((residual**2).sum(axis=0) / (units * (units - 1)))
+    reach = student_t_quantile((1 + LEVEL) / 2, units - 1) * error
+    low = np.minimum.reduce([ends[0], means - reach, agreeing[0]])
+    return low, np.maximum.reduce([ends[1], means + reach, agreeing[1]])
+
+
+def _accelerated(sums: Array, sizes: Array, means: Array) -> tuple[Array, Array]:
+    units = len(sizes)
+    draws = _resampled_sums(sums) / _resampled_sums(sizes[:, None])
+    draws.sort(axis=0)
     tolerance = 1e-12
     below = (draws < means - tolerance).mean(axis=0)
     level_with = (np.abs(draws - means) <= tolerance).mean(axis=0)
     share = np.clip(below + level_with / 2, 1 / DRAWS, 1 - 1 / DRAWS)
     bias = np.array([_NORMAL.inv_cdf(float(s)) for s in share])
-    centred = values - means
+    centred = sums - sizes[:, None] * means
     skew = (centred**3).sum(axis=0) / (6 * (centred**2).sum(axis=0) ** 1.5)
-    width = student_t_quantile((1 + LEVEL) / 2, problems - 1) * math.sqrt(problems / (problems - 1))
+    width = student_t_quantile((1 + LEVEL) / 2, units - 1) * math.sqrt(units / (units - 1))
 
     def end(z: float) -> Array:
         shifted = bias + z
@@ -135,11 +189,13 @@ def _column_quantiles(ordered: Array, q: Array) -> Array:
     return np.asarray(ordered[lower, columns] * (1 - part) + ordered[upper, columns] * part)
 
 
-def bootstrap_mean(values: Array) -> Estimate:
-    """The mean of one value a problem, with its interval.
+def bootstrap_mean(values: Array, clusters: Sequence[Hashable] | None = None) -> Estimate:
+    """The mean of one value a problem, with its interval; `clusters` as in `bootstrap_means`.
 
     >>> round(bootstrap_mean(np.zeros(30)).high or 0, 4)
     0.1157
+    >>> round(bootstrap_mean(np.zeros(30), clusters=[n // 5 for n in range(30)]).high or 0, 4)
+    0.4593
     """
-    mean, low, high = bootstrap_means(np.asarray(values, dtype=np.float64)[:, None])
+    mean, low, high = bootstrap_means(np.asarray(values, dtype=np.float64)[:, None], clusters)
     return Estimate(float(mean[0]), float(low[0]), float(high[0]))

@@ -74,11 +74,16 @@ def _difference(
     first: tuple[str, Sequence[Evaluated]],
     second: tuple[str, Sequence[Evaluated]],
 ) -> _Pair:
-    ours, theirs = ({run.seed: pick(run) for run in runs} for _, runs in (first, second))
-    seeds = [seed for seed in ours if seed in theirs]
-    result = PairResult(
-        metric, first[0], second[0], None, None, None, "inconclusive", tuple(seeds), 0, None, ""
+    steps = _peak_steps([*first[1], *second[1]]) if metric == PEAK else None
+    if steps is not None and not steps:
+        note = "not evaluated at the same steps"
+        return _Pair(_inconclusive(metric, first[0], second[0], (), note))
+    ours, theirs = (
+        {run.seed: pick(run) if steps is None else run.peak_at(steps) for run in runs}
+        for _, runs in (first, second)
     )
+    seeds = [seed for seed in ours if seed in theirs]
+    result = _inconclusive(metric, first[0], second[0], tuple(seeds), "")
     if not ours or not theirs:
         return _Pair(replace(result, note="not evaluated"))
     if not seeds:
@@ -92,6 +97,22 @@ def _difference(
     differences = values[: len(seeds)] - values[len(seeds) :]
     notes = _notes(picked, metric, values.shape[1])
     return _Pair(replace(result, problems=values.shape[1], note=notes), differences)
+
+
+def _inconclusive(
+    metric: str, first: str, second: str, seeds: tuple[int | None, ...], note: str
+) -> PairResult:
+    return PairResult(metric, first, second, None, None, None, "inconclusive", seeds, 0, None, note)
+
+
+def _peak_steps(runs: Sequence[Evaluated]) -> frozenset[int] | None:
+    """The steps at which all were evaluated; None where all were evaluated equally often.
+
+    The best of many evaluations is higher than the best of few, whatever the algorithm.
+    """
+    if len({len(run.trained_steps) for run in runs}) <= 1:
+        return None
+    return frozenset.intersection(*(frozenset(run.trained_steps) for run in runs))
 
 
 def _notes(picked: Sequence[Scores], metric: str, problems: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asymgrpo.errors import UserError
-from asymgrpo.evaluation.estimators import count_correct, pass_at_k
+from asymgrpo.evaluation.estimators import check_scores, count_correct, pass_at_k
 from asymgrpo.experiment.comparison import RunData
 
 Array = NDArray[np.float64]
@@ -60,6 +60,13 @@ def read_scores(evaluation: Mapping[str, Any]) -> Scores:
         raise UserError(f"an evaluation record lacks {error}; evaluate the run anew") from None
     if not rows or not all(scores for _, scores in rows):
         raise UserError(f"the evaluation of step {step} has no scores; evaluate the run anew")
+    for name, scores in rows:
+        try:
+            check_scores(scores)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"problem {name} of step {step}: {error}; evaluate the run anew"
+            ) from None
     samples = tuple(len(scores) for _, scores in rows)
     return Scores(
         step=step,
@@ -92,8 +99,18 @@ class Evaluated:
     @property
     def peak(self) -> Scores:
         """The best of those after step 0, the earliest of equals."""
-        trained = [scores for scores in self.evaluations if scores.step > 0]
-        return max(trained or self.evaluations, key=lambda scores: scores.pass_at_1)
+        return self.peak_at(self.trained_steps)
+
+    @property
+    def trained_steps(self) -> tuple[int, ...]:
+        """The steps after 0 that were evaluated; step 0 where there is no other."""
+        steps = tuple(scores.step for scores in self.evaluations)
+        return tuple(step for step in steps if step > 0) or steps
+
+    def peak_at(self, steps: Collection[int]) -> Scores:
+        """The best of `steps`: the more of them, the higher a peak comes out by chance."""
+        chosen = [scores for scores in self.evaluations if scores.step in steps]
+        return max(chosen, key=lambda scores: scores.pass_at_1)
 
     def first_step_at(self, target: float) -> float | None:
         """The first evaluated step with this pass@1."""

@@ -6,6 +6,7 @@
 
 from asymgrpo.tasks.base import Example, Grade, Task
 from asymgrpo.tasks.failures import FailureGuard
+from asymgrpo.tasks.own import load_object
 from asymgrpo.tasks.parallel import grade_many
 from asymgrpo.tasks.prompts import render_prompt
 from asymgrpo.tasks.registry import load_task, task_names
@@ -16,6 +17,7 @@ __all__ = [
     "Grade",
     "Task",
     "grade_many",
+    "load_object",
     "load_task",
     "render_prompt",
     "task_names",

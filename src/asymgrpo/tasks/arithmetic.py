@@ -8,16 +8,15 @@ checksum of its numbers alone: no seed, name or verb can carry a test problem in
 from __future__ import annotations
 
 import random
-import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, overload
 
 from asymgrpo.errors import UserError
 from asymgrpo.tasks.base import Example, Grade
+from asymgrpo.tasks.graders import grade_number
 
 SPLITS = ("train", "test")
 TEST_SHARE = 8
@@ -36,10 +35,6 @@ _GAINS = ("finds", "buys", "wins")
 _LOSSES = ("loses", "sells", "drops")
 _SMALLEST, _LARGEST = 10, 99
 _FEWEST_CHANGES, _MOST_CHANGES = 2, 4
-
-_NUMBER = r"(?<!\d)-?\d[\d,]*(?:\.\d+)?"
-_STATED_ANSWER = re.compile(rf"answer is:?\s*({_NUMBER})")
-_ANY_NUMBER = re.compile(_NUMBER)
 
 
 def split_of(numbers: Sequence[int]) -> str:
@@ -127,14 +122,9 @@ class ArithmeticTask:
         return self.prompt_template.replace("{question}", str(example["question"]))
 
     def grade(self, completion: str, example: Example) -> Grade:
-        """The last stated answer counts, or the last number where no answer is stated."""
-        stated = _STATED_ANSWER.findall(completion) or _ANY_NUMBER.findall(completion)
-        if not stated:
-            return Grade(0.0, None, "no number in the completion")
-        answer = stated[-1].replace(",", "")
-        if Decimal(answer) == Decimal(str(example["answer"])):
-            return Grade(1.0, answer, "equal to the reference")
-        return Grade(0.0, answer, f"the reference is {example['answer']}")
+        """As `grade_number` reads it; a sum that is not worked out is no answer."""
+        grade = grade_number(completion, str(example["answer"]), unevaluated=False)
+        return replace(grade, answer=grade.key or grade.answer)
 
 
 def _draw_numbers(rng: random.Random) -> list[int]:

@@ -25,6 +25,8 @@ class Grade:
     """One line: why this score."""
     failed: bool = False
     """The grader itself broke or ran out of time, so the score says nothing of the completion."""
+    key: str | None = None
+    """A name that equal answers share, whatever their spelling; None if the grader has none."""
 
 
 @runtime_checkable

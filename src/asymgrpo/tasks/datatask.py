@@ -11,10 +11,20 @@ from asymgrpo.errors import UserError
 from asymgrpo.tasks.answers import last_boxed
 from asymgrpo.tasks.base import Example, Grade
 from asymgrpo.tasks.graders import GRADERS, start_math_verify
-from asymgrpo.tasks.prompts import fill, message_text
+from asymgrpo.tasks.prompts import (
+    Message,
+    columns_of,
+    conversation,
+    fill,
+    fill_columns,
+    message_text,
+    plain_text,
+)
 from asymgrpo.tasks.rows import SPLITS, Source, column, question_key
 
 QUESTION_COLUMNS = ("problem", "question", "prompt")
+SOLUTION_COLUMNS = ("solution", "answer")
+"""What a worked example shows, the first that a row has."""
 ANSWER_COLUMNS = ("answer", "solution", "reward_model")
 
 
@@ -28,6 +38,10 @@ class DataTask:
     grader: str
     question_columns: Sequence[str] = QUESTION_COLUMNS
     answer_columns: Sequence[str] = ANSWER_COLUMNS
+    unevaluated: bool = True
+    """Whether arithmetic that is not worked out (`48 + 24`) counts as its value."""
+    shots: int = 0
+    """Train rows that stand before the question, each with its solution."""
     _rows: dict[str, list[Example] | None] = field(default_factory=dict, repr=False)
     _compared: bool = field(default=False, repr=False)
 
@@ -46,10 +60,48 @@ class DataTask:
         return rows
 
     def prompt(self, example: Example) -> str:
-        return fill(self.template, self.question(example))
+        """The messages as one text."""
+        return plain_text(self.messages(example))
+
+    def messages(self, example: Example) -> list[Message]:
+        """Worked examples, then the row's own earlier turns, then the question in the template."""
+        if columns_of(self.template):
+            turns = [{"role": "user", "content": fill_columns(self.template, example)}]
+        else:
+            given = conversation(column(example, self.question_columns)) or []
+            text = fill(self.template, self.question(example))
+            turns = [*given[:-1], {"role": "user", "content": text}]
+        opening = [turn for turn in turns[:1] if turn["role"] == "system"]
+        return [*opening, *self._worked(example), *turns[len(opening) :]]
+
+    def _worked(self, example: Example) -> list[Message]:
+        if not self.shots:
+            return []
+        others = (row for row in self._shot_rows() if row != example)
+        turns: list[Message] = []
+        for _, row in zip(range(self.shots), others, strict=False):
+            shown = DataTask(
+                self.name, self.source, self.template, "text",
+                self.question_columns, self.answer_columns,
+            )  # fmt: skip
+            solution = column(row, SOLUTION_COLUMNS) or self.reference(row)
+            turns += [*shown.messages(row), {"role": "assistant", "content": str(solution)}]
+        return turns
+
+    def _shot_rows(self) -> list[Example]:
+        """One more than there are shots: a row is no example of itself."""
+        rows = self._load("train")
+        if rows is None or len(rows) <= self.shots:
+            there = 0 if rows is None else len(rows)
+            raise UserError(
+                f"{self.name} has {there} train rows, too few for {self.shots} worked examples"
+            )
+        return rows[: self.shots + 1]
 
     def question(self, example: Example) -> str:
         """The row's question, without the instruction around it."""
+        if columns_of(self.template):
+            return fill_columns(self.template, example)
         value = column(example, self.question_columns)
         if value is None:
             names = " or ".join(self.question_columns)
@@ -68,7 +120,8 @@ class DataTask:
 
     def grade(self, completion: str, example: Example) -> Grade:
         try:
-            return GRADERS[self.grader](completion, self.reference(example))
+            reference = self.reference(example)
+            return GRADERS[self.grader](completion, reference, self.unevaluated)
         except Exception as error:  # a grader never raises, and never hides that it broke
             reason = f"{type(error).__name__}: {error}"[:300]
             return Grade(0.0, None, f"the grader broke: {reason}", failed=True)
@@ -134,4 +187,4 @@ def _final(value: Any) -> str:
     if "####" in text:
         return text.rpartition("####")[2].strip()
     boxed = last_boxed(text)
-    return boxed.text if boxed is not None else text.strip()
+    return boxed.text if boxed is not None and boxed.text else text.strip()

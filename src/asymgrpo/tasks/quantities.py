@@ -1,7 +1,7 @@
 """Plain numbers as people write them, read exactly: no float, no evaluation, no backtracking.
 
-A quantity is a number with an optional currency, scale word, percent sign and unit. Whatever is
-not a quantity (`2k`, `3\\sqrt{2}`, `1,-2`) is left to the symbolic grader.
+A quantity is a number with an optional currency, power of ten, scale word, percent sign and unit.
+Whatever is not a quantity (`2k`, `3\\sqrt{2}`, `1,-2`) is left to the other readers.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from asymgrpo.tasks.words import REFUSED, SCALES, words_of
+
 LONGEST_NUMBER = 400
 """Characters; a longer one is no answer to any question here, and big integers cost time."""
-
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 _UNITS: dict[str, tuple[str, Fraction]] = {}
 for _dimension, _members in {
@@ -53,30 +53,34 @@ for _dimension, _members in {
     for _names, _factor in _members.items():
         _UNITS |= {name: (_dimension, Fraction(_factor)) for name in _names.split()}
 
-# Words that would turn a number into something else, so they are never taken for a unit.
-_NO_UNIT_WORDS = (
-    "or and to through between pi sqrt sin cos tan cot sec csc log ln exp infinity infty oo "
-    "over mod plus minus times not than"
+_SHORT_WORDS = set(
+    re.findall(r"\w+", "am pm tv tvs id ids kb mb gb tb hp kw hz ha cc dl of a an per")
 )
-_NO_UNITS = frozenset(_NO_UNIT_WORDS.split())
+"""Words of fewer than three letters that are no product of variables, beside the known units."""
 
 _CURRENCY = "$€£¥₹"
+_TEN = r"10\s*(?:\^|\*\*)\s*(?:\{{\s*[-+]?\d{{1,4}}\s*\}}|[-+]?\d{{1,4}})(?!\d)"
 _NUMBER = rf"""
     (?P<sign>[-+])?\s*(?P<currency>[{_CURRENCY}])?\s*(?P<inner>[-+])?
     (?:
-        (?:(?P<whole>\d+)\s*[\s-])?\s*(?P<top>\d+)\s*/\s*(?P<bottom>\d+)
+        (?:(?P<whole>\d+)\s+)?(?P<top>\d+)\s*/\s*(?P<bottom>\d+)
       | (?:(?P<lwhole>\d+)\s*)?\\frac\s*(?:\{{\s*(?P<ltop>-?\d+)\s*\}}|(?P<ltop1>\d))\s*
         (?:\{{\s*(?P<lbottom>\d+)\s*\}}|(?P<lbottom1>\d))
-      | (?P<grouped>\d{{1,3}}(?:,\d{{3}})+|\d{{1,3}}(?:\ \d{{3}})+|\d+)?(?P<decimals>\.\d*)?
+      | (?P<power>{_TEN.format()})
+      | (?P<grouped>\d{{1,3}}(?:,\d{{3}})+(?![\d,])|\d{{1,3}}(?:\ \d{{3}})+(?!\d)|\d+)?
+        (?P<decimals>\.\d*)?
+        (?P<exponent>[eE][-+]?\d{{1,4}}(?![\d.A-Za-z])|\s*(?:\\times|\\cdot|[*x×·])\s*{_TEN.format()})?
     )
 """
 _QUANTITY = re.compile(
     rf"{_NUMBER}(?P<tail>.*)", re.VERBOSE | re.DOTALL
 )  # the tail is read by `_read_tail`
+_SIMPLE = re.compile(r"-?\d{1,15}(?:\.(\d{1,15}))?")
+_MINUS = re.compile(r"(?:minus|negative)\s+(?=[\d$.])", re.IGNORECASE)
 _TAIL = re.compile(
-    r"(?P<scale>\s*(?:hundred|thousand|million|billion|trillion)s?\b|[kKMB](?![A-Za-z]))?"
-    r"(?P<percent>\s*(?:\\?%|percent(?:age)?\b))?"
-    rf"\s*(?P<currency>[{_CURRENCY}])?"
+    rf"(?P<scale>\s*(?i:{'|'.join(SCALES)})s?\b|[kKMB](?![A-Za-z]))?"
+    r"(?P<percent>\s*(?:\\?%|(?i:percent(?:age)?)\b))?"
+    rf"(?:\s*(?P<currency>[{_CURRENCY}]))?"
     r"(?P<units>.*)",
     re.DOTALL,
 )
@@ -87,8 +91,8 @@ _UNIT_WORDS = re.compile(
 )
 _VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅛": "1/8"}
 _PLAIN = (
+    (re.compile(r"\{,\}|,\s*\\!\s*"), ","),
     (re.compile(r"\\(?:left|right|displaystyle|limits|!|,|;|:|>|quad|qquad)(?![A-Za-z])"), ""),
-    (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\(?:text|mbox|mathrm|textrm|textbf|mathbf|operatorname|textit)\s*\{([^{}]*)\}"),
      r" \1 "),
@@ -96,7 +100,6 @@ _PLAIN = (
     (re.compile(r"\\(?:degree|textdegree)(?![A-Za-z])"), "°"),
     (re.compile(r"\\(?:[ ]|space(?![A-Za-z]))|~|[\u00a0\u2009\u202f]"), " "),
     (re.compile(r"\\([$%#&_€£])"), r"\1"),
-    (re.compile(r",\s+(?=\d{3}(?!\d))(?<=\d,\s)"), ","),
     (re.compile("[\u2212\u2013\u2012]"), "-"),
 )  # fmt: skip
 
@@ -127,7 +130,7 @@ def plain_spelling(text: str) -> str:
             text = text.replace(mark, f" {spelled}")
     for pattern, replacement in _PLAIN:
         text = pattern.sub(replacement, text)
-    text = text.strip().strip("*`_ ").rstrip(".,;:!").strip("*`_ ")
+    text = text.strip().strip("*`_ ").rstrip(".,;:").strip("*`_ ")
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         wrapped = len(text) > len(opening + closing) and text.endswith(closing)
         if wrapped and text.startswith(opening):
@@ -152,23 +155,35 @@ def read_quantity(text: str, any_unit: bool = False) -> Quantity | None:
     """
     if not 0 < len(text) <= LONGEST_NUMBER:
         return None
-    match = _QUANTITY.fullmatch(plain_spelling(text))
+    simple = _SIMPLE.fullmatch(text)
+    if simple is not None:
+        return Quantity(Fraction(text), len(simple[1] or ""))
+    plain = plain_spelling(text)
+    negated = _MINUS.match(plain)
+    plain = plain[negated.end() :] if negated else plain
+    if plain.startswith("(") and plain.endswith(")") and "(" not in plain[1:]:
+        plain = plain[1:-1].strip()
+    match = _QUANTITY.fullmatch(plain)
     number = match and _value(match)
     if match is None or number is None:
         return None
     value, places = number
     tail = _TAIL.fullmatch(match["tail"])
     assert tail is not None  # every part of it is optional
-    scale = (tail["scale"] or "").strip()
-    exponent = {"": 0, "k": 3, "K": 3, "M": 6, "B": 9}.get(scale) if len(scale) < 2 else None
-    if exponent is None:
-        exponent = _SCALES[scale.lower().rstrip("s")]
     unit = _read_units(tail["units"], any_unit)
     if unit is None:
         return None
     name, power = unit
     currency = match["currency"] or tail["currency"]
-    return Quantity(value * 10**exponent, places, bool(tail["percent"]), currency or name, power)
+    value *= _scale(tail["scale"]) * (-1 if negated else 1)
+    return Quantity(value, places, bool(tail["percent"]), currency or name, power)
+
+
+def _scale(word: str | None) -> int:
+    word = (word or "").strip()
+    return {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}.get(word) or SCALES[
+        word.lower().rstrip("s")
+    ]
 
 
 def _value(match: re.Match[str]) -> tuple[Fraction, int | None] | None:
@@ -178,27 +193,41 @@ def _value(match: re.Match[str]) -> tuple[Fraction, int | None] | None:
         bottom = int(match["bottom"] or match["lbottom"] or match["lbottom1"])
         whole = int(match["whole"] or match["lwhole"] or 0)
         return (sign * (whole + Fraction(int(top), bottom)), None) if bottom else None
+    if match["power"]:
+        return sign * _power_of_ten(match["power"]), None
     digits = (match["grouped"] or "").replace(",", "").replace(" ", "")
     decimals = (match["decimals"] or "").removeprefix(".")
     if not digits and not decimals:
         return None
-    return sign * Fraction(int(digits + decimals), 10 ** len(decimals)), len(decimals)
+    value = sign * Fraction(int(digits + decimals), 10 ** len(decimals))
+    if not match["exponent"]:
+        return value, len(decimals)
+    return value * _power_of_ten(match["exponent"]), None
+
+
+def _power_of_ten(text: str) -> Fraction:
+    """Of `e5`, `10^5` or `\\times 10^{5}`."""
+    exponent = int(re.split(r"[eE^]|\*\*", text)[-1].strip("{} \t"))
+    return Fraction(10) ** exponent
 
 
 def _read_units(text: str, any_unit: bool) -> tuple[str | None, int] | None:
     """The known unit in `text` and its power; None where `text` is no unit at all."""
+    spaced = text[:1].isspace() or text[:1] == "("
     text = text.strip().strip("()").strip()
     if not text:
         return None, 1
     if not _UNIT_WORDS.fullmatch(text):
         return None
-    words = re.findall(r"[A-Za-z]+|°", text.lower())
-    if any(word in _NO_UNITS for word in words):
+    words = words_of(text) + ["°"] * text.count("°")
+    if any(word in REFUSED for word in words) or words[0] in ("squared", "cubed"):
         return None
     known = [word for word in words if word in _UNITS]
-    letters_only = [word for word in words if len(word) == 1 and word not in _UNITS]
-    if (not known and not any_unit) or (letters_only and set(letters_only) - {"a"}):
+    short = [word for word in words if len(word) < 3 and word not in _UNITS]
+    if (not known and not any_unit) or set(short) - _SHORT_WORDS:
         return None
+    if not known and not spaced and text[0].isalpha():
+        return None  # `5apples` is no number, `5 apples` and `5cm` are
     power = 3 if re.search("3|³|cubic|cubed", text) else 1
     power = 2 if re.search("2|²|square", text) else power
     # A compound unit (miles per hour) is not converted: only its number is compared.
@@ -242,3 +271,20 @@ def _terminates(value: Fraction) -> bool:
         while bottom % prime == 0:
             bottom //= prime
     return bottom == 1
+
+
+def shared_value(quantity: Quantity, beside: Quantity) -> str:
+    """A name for the value: equal for all spellings of it, in the unit of `beside` if it has one.
+
+    >>> shared_value(read_quantity("1,200.0"), read_quantity("7"))
+    '1200'
+    >>> cents, dollars = read_quantity("250 cents"), read_quantity("$1")
+    >>> shared_value(cents, dollars) == shared_value(read_quantity("$2.50"), dollars)
+    True
+    """
+    value = quantity.value
+    if quantity.unit and beside.unit:
+        value *= _UNITS[quantity.unit][1] ** quantity.power
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > 1_000:
+        return f"{value.numerator % (1 << 61)} of {value.denominator % (1 << 61)}"
+    return f"{value}%" if quantity.percent and not beside.percent else str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from asymgrpo.tasks.base import Task
 from asymgrpo.tasks.datatask import ANSWER_COLUMNS, QUESTION_COLUMNS, DataTask
 from asymgrpo.tasks.graders import GRADERS
 from asymgrpo.tasks.gym import GymTask, gym_names, nearest
+from asymgrpo.tasks.own import names_a_file, own_task
 from asymgrpo.tasks.prompts import BOXED_INSTRUCTION, PLACEHOLDER, check_template
 from asymgrpo.tasks.rows import FileSource, HubSource
 
@@ -33,27 +34,32 @@ DATA_SETS: dict[str, tuple[HubSource, str]] = {
     ),
 }
 """Name to where it is on the hub, and its grader."""
+WORKED_OUT = frozenset({"gsm8k"})
+"""Data sets whose questions ask for a computation: a sum that is left standing is no answer."""
+DATA_OPTIONS = ("shots", "unevaluated")
+"""Options of every task that is made of rows."""
 
 OWN_TASKS = {"arithmetic": "asymgrpo.tasks.arithmetic:ArithmeticTask"}
 """Name to a class, imported when it is asked for; options are its keyword arguments."""
 
 
 def task_names() -> list[str]:
-    """The names that `load_task` takes; the last two stand for a family each.
+    """The names that `load_task` takes; the last three stand for a family each.
 
     >>> task_names()[:3]
     ['arithmetic', 'gsm8k', 'math500']
     """
-    return [*OWN_TASKS, *DATA_SETS, "jsonl:PATH", "reasoning-gym:NAME"]
+    return [*OWN_TASKS, *DATA_SETS, "jsonl:PATH", "reasoning-gym:NAME", "FILE.py:CLASS"]
 
 
 def load_task(
     name: str, path: str | Path | None = None, prompt: str | None = None, **options: Any
 ) -> Task:
-    """The task called `name`; `prompt` is a template with `{question}` in it.
+    """The task called `name`, or the class `path/file.py:Class`.
 
-    `path` is a JSONL file, or a folder with train.jsonl and test.jsonl. Options may also stand in
-    the name, as in `reasoning-gym:chain_sum?max_terms=4&seed=1`.
+    `prompt` is a template with `{question}` or the names of columns in it. `path` is a JSONL file,
+    or a folder with train.jsonl and test.jsonl. Options may also stand in the name, as in
+    `reasoning-gym:chain_sum?max_terms=4&seed=1`.
 
     >>> load_task("arithmetic").name
     'arithmetic'
@@ -62,6 +68,10 @@ def load_task(
     ...
     asymgrpo.errors.UserError: no task 'gsm9k'; did you mean gsm8k?
     """
+    file, named = _split_options(name) if ".py:" in name else (name, {})
+    if names_a_file(file):
+        _refuse_path(file, path)
+        return own_task(file, prompt, {**named, **options})
     if prompt is not None:
         check_template(prompt)
     family, colon, rest = name.partition(":")
@@ -88,10 +98,24 @@ def _data_set(
     name: str, path: str | Path | None, prompt: str | None, options: dict[str, Any]
 ) -> Task:
     source, grader = DATA_SETS[name]
-    if options:
-        raise UserError(f"{name} takes no options, but got {', '.join(options)}")
+    unknown = [option for option in options if option not in DATA_OPTIONS]
+    if unknown:
+        raise UserError(
+            f"{name} takes no options but {' and '.join(DATA_OPTIONS)}, and got {unknown[0]}"
+        )
     rows = source if path is None else FileSource(Path(path))
-    return DataTask(name, rows, prompt or BOXED_INSTRUCTION, grader)
+    options = {"unevaluated": name not in WORKED_OUT, **_data_options(options)}
+    return DataTask(name, rows, prompt or BOXED_INSTRUCTION, grader, **options)
+
+
+def _data_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Checked: a number of worked examples, and a yes or no."""
+    shots, unevaluated = options.get("shots", 0), options.get("unevaluated", True)
+    if isinstance(shots, bool) or not isinstance(shots, int) or shots < 0:
+        raise UserError(f"shots is a number of worked examples, not {shots!r}")
+    if not isinstance(unevaluated, bool):
+        raise UserError(f"unevaluated is true or false, not {unevaluated!r}")
+    return {name: options[name] for name in DATA_OPTIONS if name in options}
 
 
 def _jsonl_task(
@@ -103,9 +127,10 @@ def _jsonl_task(
     grader: str = "math",
     **unknown: Any,
 ) -> Task:
-    if unknown:
-        names = ["answer_column", "grader", "prompt_column"]
-        wrong = next(iter(unknown))
+    chosen = _data_options(unknown)
+    wrong = next((option for option in unknown if option not in DATA_OPTIONS), None)
+    if wrong is not None:
+        names = ["answer_column", "grader", "prompt_column", *DATA_OPTIONS]
         raise UserError(f"jsonl: has no option {wrong!r}; the options are {', '.join(names)}")
     if grader not in GRADERS:
         raise UserError(f"no grader {grader!r}; the graders are {', '.join(GRADERS)}")
@@ -119,6 +144,7 @@ def _jsonl_task(
         grader,
         (prompt_column,) if prompt_column else QUESTION_COLUMNS,
         (answer_column,) if answer_column else ANSWER_COLUMNS,
+        **chosen,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 LONGEST_ANSWER = 1_000
-DEEPEST_NESTING = 15
+DEEPEST_NESTING = 10
 """Brackets; the time math-verify takes doubles with every level of them."""
 LONGEST_DIGITS = 400
 

@@ -10,19 +10,33 @@ import logging
 from functools import lru_cache
 from typing import Any
 
+from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import (  # type: ignore[import-untyped]
     Expr,
     FiniteSet,
+    Float,
     MatrixExpr,
+    Pow,
     Set,
     Tuple,
     UnevaluatedExpr,
+    expand,
 )
 
 from asymgrpo.tasks import safe_parsing
 
-_READER = [LatexExtractionConfig(boxed_match_priority=0)]
+_READER = [
+    LatexExtractionConfig(
+        boxed_match_priority=0,
+        # Units are read by `quantities`; math-verify would drop words such as "more" and "by".
+        normalization_config=NormalizationConfig(
+            basic_latex=True, malformed_operators=True, nits=True, boxed="all"
+        ),
+    )
+]
+LARGEST_EXPANDED = 20
+"""Exponents above it are not multiplied out to name an answer."""
 
 
 @lru_cache(maxsize=4096)
@@ -32,6 +46,8 @@ def _parsed(latex: str) -> list[Any]:
             f"\\boxed{{{latex}}}",
             extraction_config=_READER,
             fallback_mode="no_fallback",
+            # A box that cannot be read is not searched for a fraction that can.
+            extraction_mode="first_match",
             parsing_timeout=None,
             raise_on_error=True,
         )
@@ -54,6 +70,42 @@ def compare(reference: str, answer: str) -> str:
         return "different"
     equal = verify(gold, found, timeout_seconds=None, raise_on_error=True)
     return "equal" if equal else "different"
+
+
+def judge(reference: str, answer: str) -> tuple[str, str | None]:
+    """The outcome of `compare`, and a name that equal answers share."""
+    outcome = compare(reference, answer)
+    found = _parsed(answer) if outcome == "different" else []
+    return outcome, _name(found[0]) if found else None
+
+
+def works(reference: str) -> bool:
+    r"""Whether comparisons come to an end here: of the reference, and of an ordinary pair."""
+    compare(reference, reference)
+    return compare(r"\frac{5}{3\sqrt{5}} + x", r"x + \frac{\sqrt{5}}{3}") == "equal"
+
+
+def _name(found: Any) -> str:
+    if not isinstance(found, Expr) or isinstance(found, MatrixExpr) or found.has(UnevaluatedExpr):
+        return str(found)
+    if found.is_number:
+        return str(found.evalf(12))
+    powers = found.atoms(Pow)
+    small = all(p.exp.is_number and abs(p.exp) <= LARGEST_EXPANDED for p in powers)
+    return str(expand(found) if small and len(powers) <= LARGEST_EXPANDED else found)
+
+
+def rounds_to(exact: str, rounded: str, places: int) -> bool:
+    r"""Whether `rounded`, with so many decimal places, is the number `exact` rounded.
+
+    >>> rounds_to(r"\sqrt{2}", "1.41", 2), rounds_to(r"\sqrt{2}", "1.42", 2)
+    (True, False)
+    """
+    found = _parsed(exact)
+    if not found or not isinstance(found[0], Expr) or not found[0].is_number:
+        return False
+    error = abs(found[0] - Float(rounded, 30)).evalf(30)
+    return bool(error.is_Float and error * 2 * 10**places <= 1 + 1e-9)
 
 
 def _surely_different(gold: Any, found: Any) -> bool:
