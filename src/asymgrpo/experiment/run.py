@@ -231,10 +231,10 @@ def build_trainer(
 ) -> AsymGRPOTrainer:
     """The trainer of a run, recording into its store."""
     rows = training_rows(task, prompts_needed(settings, config), settings.seed)
-    check_rows(task.name, len(rows), config)
     data = training_set(task, rows, policy.tokenizer, settings.system_prompt)
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     check_lengths(data, policy.tokenizer, context, config.max_completion_length)
+    check_rows(task.name, len(rows), config)
     names = settings.reward or ("task",)
     rewards = [load_reward(name, task, settings.reward_timeout) for name in names]
     with settings_at_fault():
