@@ -88,8 +88,12 @@ def test_runs_that_differ_in_one_setting_are_never_pooled(
 def test_runs_that_differ_in_a_piece_of_the_objective_are_never_pooled(
     name: str, tmp_path: Path
 ) -> None:
-    kl = {"beta": 0.1} if name in ("estimator", "bias_correction") else {}
-    one = base(ACTING_UNDER.get(name, "grpo"), **kl)
+    needed: dict[str, Any] = {}
+    if name in ("estimator", "bias_correction"):
+        needed = {"beta": 0.1}
+    elif name in ("correction_max", "correction_min"):
+        needed = {"correction": "token-mask"}
+    one = base(ACTING_UNDER.get(name, "grpo"), **needed)
     other = deepcopy(one)
     group = OVERRIDES[name]
     piece = other["objective"][group] if group else other["objective"]
@@ -99,7 +103,8 @@ def test_runs_that_differ_in_a_piece_of_the_objective_are_never_pooled(
 
 
 def test_every_piece_that_may_be_idle_is_tested_where_it_acts() -> None:
-    assert {*ACTING_UNDER, "estimator", "bias_correction", "eps_low", "eps_high"} == CONDITIONAL
+    with_others = {"estimator", "bias_correction", "correction_max", "correction_min"}
+    assert {*ACTING_UNDER, *with_others, "eps_low", "eps_high"} == CONDITIONAL
 
 
 def test_where_the_best_checkpoint_is_kept_saving_counts(tmp_path: Path) -> None:

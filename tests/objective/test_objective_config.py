@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import FrozenInstanceError, fields, is_dataclass
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 
 import numpy as np
 import pytest
@@ -276,6 +276,9 @@ OTHER = {
     "aggregate": "sequence-sum",
     "entropy_bonus": 0.1,
     "top_entropy": 0.5,
+    "correction": "token-mask",
+    "correction_max": 1.1,
+    "correction_min": 0.95,
 }
 """A value of every leaf that no preset has; for the words, one that most have not."""
 
@@ -285,7 +288,8 @@ def outcome(config: ObjectiveConfig) -> list[float]:
     rewards = torch.tensor([0.0, 1.0, 3.0, 4.0, 4.0, 9.0])
     numbers = group_advantages(rewards, 3, **vars(config.advantage)).tolist()
     for seed in FEW_SEEDS:
-        out = Objective(config)(random_batch(seed, spread=1.0))
+        batch = random_batch(seed, spread=1.0)
+        out = Objective(config)(replace(batch, sampling_logps=batch.ref_logps))
         numbers += [out.loss.item(), *out.metrics.values(), *out.tokens.weight.flatten().tolist()]
     return numbers
 

@@ -172,6 +172,8 @@ _CLIPS = {
 """Bounds, and the clips that read them."""
 _KNOWN_CLIPS = ("ppo", "dual", "cispo", "four-boundary", "sapo", "none")
 _CORRECTION = ("correction_max", "correction_min")
+CONDITIONAL = frozenset({*_HORIZON, *_KL, *_CLIPS, *_CORRECTION})
+"""Pieces of an objective that act under some others only."""
 
 
 def acts(key: str, objective: Mapping[str, Any]) -> bool:
