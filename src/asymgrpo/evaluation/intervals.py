@@ -91,8 +91,8 @@ def bootstrap_means(
     Bias-corrected and accelerated (Efron 1987), at the level that widens it from the normal to
     Student's t with P - 1 degrees of freedom and an unbiased variance, which plain percentiles of
     few problems lack. Values lie in [0, 1]. Where all problems agree no resample differs, and the
-    interval is the exact one for the share of problems that do not: see `docs/evaluation.md`.
-    Fewer than `FEW` problems get an interval that covers this one as well.
+    interval is the exact one for the share of problems that do not; no interval is narrower than
+    that one, nor, of fewer than `FEW` problems, than Student's: see `docs/evaluation.md`.
 
     `clusters` names the family of each problem: families are then resampled, not problems.
 
@@ -110,12 +110,10 @@ def bootstrap_means(
     low, high = _agreeing(means, units)
     varied = np.ptp(values, axis=0) > 0
     if varied.any() and units > 1:
-        ends = _accelerated(sums[:, varied], sizes, means[varied])
-        if units < FEW:
-            ends = _widened(
-                ends, sums[:, varied], sizes, means[varied], (low[varied], high[varied])
-            )
-        low[varied], high[varied] = ends
+        near, far = _accelerated(sums[:, varied], sizes, means[varied])
+        reach = _student_reach(sums[:, varied], sizes, means[varied]) if units < FEW else 0.0
+        low[varied] = np.minimum.reduce([low[varied], near, means[varied] - reach])
+        high[varied] = np.maximum.reduce([high[varied], far, means[varied] + reach])
     return means, np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
 
 
@@ -139,21 +137,12 @@ def _agreeing(means: Array, units: int) -> tuple[Array, Array]:
     return means * (1 - share), means + (1 - means) * share
 
 
-def _widened(
-    ends: tuple[Array, Array],
-    sums: Array,
-    sizes: Array,
-    means: Array,
-    agreeing: tuple[Array, Array],
-) -> tuple[Array, Array]:
-    """Resamples of few problems stay between the least and the most that was seen, and few that
-    lie close say little: the interval covers Student's and the one of problems that agree."""
+def _student_reach(sums: Array, sizes: Array, means: Array) -> Array:
+    """Half of Student's interval: resamples of few problems stay within what was seen."""
     units = len(sizes)
     residual = (sums - sizes[:, None] * means) / sizes.mean()
     error = np.sqrt((residual**2).sum(axis=0) / (units * (units - 1)))
-    reach = student_t_quantile((1 + LEVEL) / 2, units - 1) * error
-    low = np.minimum.reduce([ends[0], means - reach, agreeing[0]])
-    return low, np.maximum.reduce([ends[1], means + reach, agreeing[1]])
+    return np.asarray(student_t_quantile((1 + LEVEL) / 2, units - 1) * error)
 
 
 def _accelerated(sums: Array, sizes: Array, means: Array) -> tuple[Array, Array]:

@@ -138,7 +138,7 @@ def aligned(scores: Sequence[Scores], k: int) -> Array:
     """pass@k of the problems that all `scores` have: [len(scores), P].
 
     >>> one = read_scores({"step": 0, "problems": [{"id": i, "scores": [i]} for i in (0, 1)]})
-    >>> two = read_scores({"step": 0, "problems": [{"id": i, "scores": [i]} for i in (1, 2)]})
+    >>> two = read_scores({"step": 0, "problems": [{"id": i, "scores": [1]} for i in (1, 2)]})
     >>> aligned([one, two], 1).tolist()
     [[1.0], [1.0]]
     """
