@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +284,28 @@ def test_entropies_by_sign_weigh_every_token_alike(saved_model: str, tmp_path: P
     for name, sign in (("positive", 1), ("negative", -1)):
         tokens = torch.cat([entropies for advantage, entropies in seen if advantage * sign > 0])
         assert logs[f"entropy/{name}"] == pytest.approx(tokens.mean().item(), rel=1e-6)
+
+
+def test_entropies_by_sign_span_processes_and_accumulation(tmp_path: Path) -> None:
+    out = tmp_path / "result"
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+        *(str(Path(__file__).parent / "sign_metrics_run.py"), str(out)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in (0, 1)]
+    rollouts = [row for rank in ranks for row in rank["seen"]]
+    assert len(rollouts) == 2 * 2 * 2 * 4  # processes, steps, micro-batches, rollouts
+    (line,) = [row for row in ranks[0]["logged"] if "loss" in row]
+    for name, sign in (("positive", 1), ("negative", -1)):
+        signed = [(total, count) for advantage, total, count in rollouts if advantage * sign > 0]
+        wanted = sum(total for total, _ in signed) / sum(count for _, count in signed)
+        assert line[f"entropy/{name}"] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_level_groups_are_counted_and_teach_nothing(tmp_path: Path) -> None:
