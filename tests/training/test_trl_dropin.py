@@ -378,6 +378,16 @@ def test_loss_types_are_trls(loss_type: str, saved_model: str, tmp_path: Path) -
     assert (our_slope - their_slope).norm() / their_slope.norm() < 1e-5
 
 
+@pytest.mark.parametrize("coefficient", [0.0, 0.1])
+def test_entropies_have_a_gradient_only_for_the_bonus(coefficient: float, tmp_path: Path) -> None:
+    trainer = build("ours", tmp_path, "grpo", scorer="packed", entropy_coef=coefficient)
+    ids = torch.arange(3, 11).unsqueeze(0)
+    _, entropies, _ = trainer._get_per_token_logps_and_entropies(
+        trainer.model, ids, torch.ones_like(ids), 4, compute_entropy=True
+    )
+    assert entropies.requires_grad == (coefficient > 0)
+
+
 def test_mocked_generate_is_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = build("ours", tmp_path, "grpo", max_steps=2, engine="native")
     generate, calls = trainer.model.generate, []
