@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +286,28 @@ def test_entropies_by_sign_weigh_every_token_alike(saved_model: str, tmp_path: P
         assert logs[f"entropy/{name}"] == pytest.approx(tokens.mean().item(), rel=1e-6)
 
 
+def test_entropies_by_sign_span_processes_and_accumulation(tmp_path: Path) -> None:
+    out = tmp_path / "result"
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+        *(str(Path(__file__).parent / "sign_metrics_run.py"), str(out)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in (0, 1)]
+    rollouts = [row for rank in ranks for row in rank["seen"]]
+    assert len(rollouts) == 2 * 2 * 2 * 4  # processes, steps, micro-batches, rollouts
+    (line,) = [row for row in ranks[0]["logged"] if "loss" in row]
+    for name, sign in (("positive", 1), ("negative", -1)):
+        signed = [(total, count) for advantage, total, count in rollouts if advantage * sign > 0]
+        wanted = sum(total for total, _ in signed) / sum(count for _, count in signed)
+        assert line[f"entropy/{name}"] == pytest.approx(wanted, rel=1e-6)
+
+
 def test_level_groups_are_counted_and_teach_nothing(tmp_path: Path) -> None:
     """Seven rewards of 0.7, and two functions whose totals are 0.7 but not in float32."""
 
@@ -350,6 +376,16 @@ def test_loss_types_are_trls(loss_type: str, saved_model: str, tmp_path: Path) -
     (theirs, their_slope), (ours, our_slope) = results
     assert ours == pytest.approx(theirs, rel=1e-5)
     assert (our_slope - their_slope).norm() / their_slope.norm() < 1e-5
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.1])
+def test_entropies_have_a_gradient_only_for_the_bonus(coefficient: float, tmp_path: Path) -> None:
+    trainer = build("ours", tmp_path, "grpo", scorer="packed", entropy_coef=coefficient)
+    ids = torch.arange(3, 11).unsqueeze(0)
+    _, entropies, _ = trainer._get_per_token_logps_and_entropies(
+        trainer.model, ids, torch.ones_like(ids), 4, compute_entropy=True
+    )
+    assert entropies.requires_grad == (coefficient > 0)
 
 
 def test_mocked_generate_is_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

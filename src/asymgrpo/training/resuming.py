@@ -148,7 +148,7 @@ class Resuming:
         if asked is None or asked is False:
             return None
         if asked is not True:
-            return os.fspath(asked)
+            return str(asked)
         found = checkpoints(self.args.output_dir)
         if not found:
             raise ValueError(
@@ -221,8 +221,10 @@ class Resuming:
 
     def _batch_shape(self) -> dict[str, int]:
         """What the rollouts and counters of a checkpoint depend on."""
-        names = ("steps_per_generation", "num_iterations", "num_generations")
-        names += ("per_device_train_batch_size", "gradient_accumulation_steps", "world_size")
+        names = [
+            *("steps_per_generation", "num_iterations", "num_generations"),
+            *("per_device_train_batch_size", "gradient_accumulation_steps", "world_size"),
+        ]
         return {name: int(getattr(self.args, name)) for name in names}
 
     def _own_file(self) -> str:

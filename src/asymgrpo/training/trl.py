@@ -511,6 +511,8 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
                     logits_to_keep,
                     compute_entropy=compute_entropy,
                 )
+            if entropies is not None and not self._entropy_bonus_enabled:
+                entropies = entropies.detach()  # nothing else takes their gradient
             return logps, entropies, None
         scores: tuple[Tensor, Tensor | None, Tensor | None]
         scores = super()._get_per_token_logps_and_entropies(
