@@ -86,13 +86,13 @@ def test_ratios_leave_1_with_the_first_update(accumulation, tmp_path):
 
     trainer._compute_loss = spy
     ratios: list[float] = []
-    record = trainer._record
+    record = trainer._record_metrics
 
-    def noting(**values: float) -> None:
-        ratios.extend(value for name, value in values.items() if name == "ratio/max")
-        record(**values)
+    def noting(batch: Any, out: Any) -> None:
+        ratios.append(out.metrics["ratio/max"])
+        record(batch, out)
 
-    trainer._record = noting
+    trainer._record_metrics = noting
     trainer.train()
     assert len(ratios) == len(changed) >= 6
     for ratio, has_changed in zip(ratios, changed, strict=True):
