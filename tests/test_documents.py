@@ -26,10 +26,12 @@ NEEDS = {"gpu": "GPU", "hub": "hub", "cluster": "cluster"}
 NOT_RUN_HERE = {
     ("README.md", "# needs a model from the hub, with a reward function and a data set of yours"),
     ("running.md", "# needs a GPU, and the hub for the model and the data"),
+    ("precision.md", "# needs a GPU"),
 }
 """Blocks that need more than this machine; a comparison in them is planned, not run."""
-MAKE_ELSEWHERE = {"test", "lint", "bench", "fuzz"}
-"""Targets that hold or surround this test; that they exist is all that is asked here."""
+MAKE_ELSEWHERE = {"test", "lint", "bench", "fuzz", "lock", "gpu-check"}
+"""Targets that hold or surround this test, or need more than this machine; that they exist is all
+that is asked here."""
 SMALL = [
     *("--steps", "2", "--set", "per_device_train_batch_size=8", "--set", "num_generations=4"),
     *("--set", "steps_per_generation=2", "--set", "max_completion_length=24"),
@@ -95,7 +97,6 @@ def run_command(words: list[str], *, dry: bool = False) -> None:
 def test_every_block_runs_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From `make demo` on, as a reader would; nothing but the demonstration is in the folder."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     names: dict[str, dict[str, Any]] = {}
     with registries_kept():
         for block in blocks():

@@ -42,7 +42,10 @@ def test_a_worker_that_dies_is_named_and_the_other_runs_go_on(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dying.py").write_text(DYING)
     settings = small(steps=1, reward=("dying:once",))
-    jobs = [Job(replace(settings, seed=seed), tmp_path / "runs" / f"seed{seed}") for seed in (0, 1)]
+    jobs = [
+        Job(replace(settings, seed=seed), tmp_path / "runs" / f"seed{seed}", "grpo")
+        for seed in (0, 1)
+    ]
     quiet = Console(file=io.StringIO())
     with pytest.raises(UserError, match=r"seed0: the worker process died \(exit code -9\); see"):
         launch(jobs, tmp_path / "runs", quiet, at_once=1)

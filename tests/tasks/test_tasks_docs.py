@@ -18,7 +18,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs/tasks.md").read_text()
 
 
 def test_the_task_of_ones_own_runs_and_prints_what_is_shown() -> None:
-    code, shown = re.search(r"```python\n(.*?)```\s*```\n(.*?)```", PAGE, re.DOTALL).groups()
+    code, shown = re.search(r"```python\n(.*?)```\s*```text\n(.*?)```", PAGE, re.DOTALL).groups()
     printed, names = io.StringIO(), {}
     with contextlib.redirect_stdout(printed):
         exec(code, names)
