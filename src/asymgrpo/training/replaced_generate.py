@@ -20,7 +20,7 @@ def replaced_generate(model: Any) -> str | None:
     >>> replaced_generate(model)
     >>> model.generate = lambda **inputs: None
     >>> replaced_generate(model)
-    'model.generate is not its class's own (mocked or wrapped), and the native engine ...'
+    "model.generate is not its class's own (mocked or wrapped), and the native engine ..."
     """
     inner = causal_model(model)
     where = None
