@@ -19,8 +19,8 @@ def replaced_generate(model: Any) -> str | None:
     ...     num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1))
     >>> replaced_generate(model)
     >>> model.generate = lambda **inputs: None
-    >>> print(replaced_generate(model))
-    model.generate is not its class's own (mocked or wrapped), and the native engine would not ...
+    >>> replaced_generate(model)
+    "model.generate is not its class's own (mocked or wrapped), and the native engine ..."
     """
     inner = causal_model(model)
     where = None
