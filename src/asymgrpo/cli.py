@@ -43,7 +43,10 @@ Prompt = Annotated[
 ]
 SystemPrompt = Annotated[str | None, typer.Option(help="A system message before every prompt.")]
 Reward = Annotated[
-    list[str] | None, typer.Option(help="module:function, as TRL's; or task for its grader.")
+    list[str] | None,
+    typer.Option(
+        help="module:function or path/file.py:function, as TRL's; or task for its grader."
+    ),
 ]
 Steps = Annotated[int | None, typer.Option(help="Optimiser steps.")]
 Lora = Annotated[int | None, typer.Option(help="Rank of a LoRA adapter; 0 trains all weights.")]

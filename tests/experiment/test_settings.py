@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from asymgrpo.errors import UserError
+from asymgrpo.experiment.data import load_reward
 from asymgrpo.experiment.plan import plan
-from asymgrpo.experiment.run import trainer_config
+from asymgrpo.experiment.run import train_run, trainer_config
 from asymgrpo.experiment.settings import (
     RunSettings,
     load_recipe,
@@ -17,6 +18,7 @@ from asymgrpo.experiment.settings import (
     parse_assignments,
     recipe_files,
 )
+from asymgrpo.tasks import load_task
 
 RECIPES = recipe_files()
 
@@ -174,3 +176,28 @@ def test_a_label_cannot_leave_the_folder(tmp_path: Path) -> None:
     assert job.folder.parent == tmp_path
     with pytest.raises(UserError, match="one or more unlike seeds"):
         plan(["grpo"], [1, 1], {}, {}, tmp_path)
+
+
+def test_a_task_and_a_reward_in_a_file_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from asymgrpo.tasks import Grade\n"
+        "class Words:\n"
+        "    name = 'words'\n"
+        "    def examples(self, split): return [{'word': w} for w in ('tin', 'can', 'pot')]\n"
+        "    def prompt(self, example): return f\"Say {example['word']}.\"\n"
+        "    def grade(self, completion, example): return Grade(0.0, completion, 'wrong')\n"
+        "def length(completions, **_): return [float(len(c)) for c in completions]\n",
+        encoding="utf-8",
+    )
+    trainer = {"per_device_train_batch_size": 8, "num_generations": 4, "report_to": "none"}
+    settings = RunSettings(
+        task=f"{file}:Words",
+        reward=(f"{file}:length",),
+        steps=1,
+        trainer=trainer | {"max_completion_length": 8},
+    )
+    store = train_run(settings, tmp_path / "run")
+    assert store.metrics()[0]["reward/mean"] > 0
+    with pytest.raises(UserError, match=r"own\.py has no width; it has .*length"):
+        load_reward(f"{file}:width", load_task("arithmetic"), 1.0)

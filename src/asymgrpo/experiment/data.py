@@ -16,7 +16,8 @@ from datasets import Dataset
 
 from asymgrpo.errors import UserError
 from asymgrpo.experiment.deadline import DeadlineError, call_within
-from asymgrpo.tasks import FailureGuard, Task, grade_many, render_prompt
+from asymgrpo.tasks import FailureGuard, Task, grade_many, load_object, render_prompt
+from asymgrpo.tasks.own import names_a_file
 
 ENDLESS = 100_000
 """A task of more rows than this is generated on demand: each seed reads a stretch of its own."""
@@ -123,23 +124,30 @@ def text_of(completion: Any) -> str:
 
 
 def load_reward(name: str, task: Task, timeout: float) -> RewardFunction:
-    """`task`, or the function that `module:function` names."""
+    """`task`, or the function that `module:function` or `path/file.py:function` names."""
     if name == "task":
         return task_reward(task)
+    found = load_object(name) if names_a_file(name) else _imported(name)
+    if not callable(found):
+        raise UserError(f"--reward {name}: it is not a function")
+    return checked_reward(name, found, timeout)
+
+
+def _imported(name: str) -> Any:
+    """What `module:function` names."""
     module, separator, function = name.partition(":")
     if not separator:
-        raise UserError(f"--reward takes module:function or task, got {name!r}")
+        raise UserError(
+            f"--reward takes module:function, path/file.py:function or task, got {name!r}"
+        )
     if os.getcwd() not in sys.path:  # a function in the user's own folder, as python -m finds it
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), function)
+        return getattr(importlib.import_module(module), function)
     except ImportError as error:
         raise UserError(f"--reward {name}: {module} cannot be imported ({error})") from None
     except AttributeError:
         raise UserError(f"--reward {name}: {module} has no function {function!r}") from None
-    if not callable(found):
-        raise UserError(f"--reward {name}: it is not a function")
-    return checked_reward(name, found, timeout)
 
 
 def checked_reward(name: str, function: RewardFunction, timeout: float) -> RewardFunction:
