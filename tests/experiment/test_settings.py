@@ -187,7 +187,7 @@ def test_a_task_and_a_reward_in_a_file_of_ones_own(tmp_path: Path) -> None:
         "    def examples(self, split): return [{'word': w} for w in ('tin', 'can', 'pot')]\n"
         "    def prompt(self, example): return f\"Say {example['word']}.\"\n"
         "    def grade(self, completion, example): return Grade(0.0, completion, 'wrong')\n"
-        "def length(completions, **_): return [float(len(c)) for c in completions]\n",
+        "def length(completions, **_): return [1.0 + len(c) for c in completions]\n",
         encoding="utf-8",
     )
     trainer = {"per_device_train_batch_size": 8, "num_generations": 4, "report_to": "none"}
@@ -198,6 +198,6 @@ def test_a_task_and_a_reward_in_a_file_of_ones_own(tmp_path: Path) -> None:
         trainer=trainer | {"max_completion_length": 8},
     )
     store = train_run(settings, tmp_path / "run")
-    assert store.metrics()[0]["reward/mean"] > 0
+    assert store.metrics()[0]["reward/mean"] >= 1
     with pytest.raises(UserError, match=r"own\.py has no width; it has .*length"):
         load_reward(f"{file}:width", load_task("arithmetic"), 1.0)
