@@ -183,9 +183,14 @@ def test_which_correction_acts(options, wanted, tmp_path):
     assert (sampling.correction, sampling.correction_max, sampling.correction_min) == wanted
 
 
-def test_filtered_tokens_are_weighted_back(tmp_path):
+def test_filtered_tokens_are_weighted_back(tmp_path, capsys):
     """Under top-p the kept tokens are drawn too often, by what was cut off: weights below 1."""
+    build(tmp_path)
+    assert "filtered" not in capsys.readouterr().out
+    build(tmp_path, top_p=0.7, correction="none")
+    assert "correction none: the update takes filtered tokens" in capsys.readouterr().out
     trainer = build(tmp_path, top_p=0.7, max_steps=1)
+    assert "sampling is filtered" in capsys.readouterr().out
     trainer.train()
     assert logged(trainer)[0]["sampling/weight/mean"] < 0.95
     assert trainer.objective.config.sampling.correction == "token-truncate"

@@ -283,6 +283,7 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
         self.vllm_importance_sampling_correction = False
         self._behaviour_pass_due = False
         self.precision = self._prepare_precision()
+        self._say_correction()
         self._masters: MasterWeights | None = None
         self._engine: Engine | None = None
         self._turn = (-1, 0)  # the step that was last sampled for, and its turns so far
@@ -318,6 +319,15 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
         apply_precision(self.model, precision)
         self._say(f"precision: {precision}")
         return precision
+
+    def _say_correction(self) -> None:
+        """Filters change what is sampled, so what is done about that is said."""
+        sampling = self.objective.config.sampling
+        if self.filters_tokens:
+            done = sampling.correction
+            if done == "none":
+                done = "none: the update takes filtered tokens for the policy's own"
+            self._say(f"sampling is filtered (top-p, top-k, min-p or penalty); correction {done}")
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, over float32 masters where the model holds a narrower type."""
