@@ -61,6 +61,17 @@ def test_intervals_overlap_where_no_difference_is_established() -> None:
     )
 
 
+def test_a_difference_of_rates_lies_within_1() -> None:
+    """Two seeds that disagree, and several pairs to correct for: the draws go far beyond."""
+    rates = {"grpo": (0.9, 0.9), "ah-grpo": (0.9, 0.3), "abc-grpo": (0.2, 0.9)}
+    runs = [run(name, seed, {0: 0.5, 8: r[seed]}) for name, r in rates.items() for seed in (0, 1)]
+    ends = [(p.difference.low, p.difference.high) for p in compare_runs(runs).pairs if p.difference]
+    assert (-1.0, 1.0) in ends
+    assert all(
+        low is not None and high is not None and -1 <= low <= high <= 1 for low, high in ends
+    )
+
+
 def test_the_interval_holds_the_truth_over_seeds_and_problems() -> None:
     rng, held, worlds = np.random.default_rng(5), 0, 300
     for _ in range(worlds):

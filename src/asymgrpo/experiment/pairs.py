@@ -175,13 +175,20 @@ def _result(pair: _Pair, p_holm: float | None, level: float, judged: float) -> P
         needed, advice = _advice(pair, level)
     return replace(
         pair.result,
-        difference=Estimate(found["mean"], *(float(end) for end in ends(pair.draws, judged))),
+        difference=Estimate(
+            found["mean"], *(_within_1(float(end)) for end in ends(pair.draws, judged))
+        ),
         p_value=found["p_value"],
         p_holm=p_holm,
         verdict=verdict,
         more_seeds=needed,
         note="; ".join(part for part in (pair.result.note, advice) if part),
     )
+
+
+def _within_1(end: float) -> float:
+    """The end of an interval of a difference of rates, which is -1 at least and 1 at most."""
+    return min(max(end, -1.0), 1.0)
 
 
 def _advice(pair: _Pair, level: float) -> tuple[int | None, str]:
