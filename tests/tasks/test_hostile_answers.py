@@ -102,7 +102,7 @@ def test_hostile_text_is_graded_in_time(name: str) -> None:
 
 def test_a_time_out_is_a_wrong_answer_with_its_reason_and_the_next_answer_is_graded() -> None:
     start_worker()
-    grade = grade_math(f"\\boxed{{{HOSTILE['hard integral']}}}", "\\sqrt{7}")
+    grade = grade_math(f"\\boxed{{{HOSTILE['factorials of factorials']}}}", "\\sqrt{7}")
     assert (grade.score, grade.failed) == (0.0, False)
     assert grade.reason == "the answer is beyond math-verify: no result within 1.5 s"
     after = grade_math("\\boxed{\\sqrt{8}}", "2\\sqrt{2}")

@@ -137,6 +137,19 @@ def test_differences_are_logged_each_rollout_batch(tmp_path):
     assert 0 < rows[0]["sampling/logp_difference/mean"] < 0.05
 
 
+def test_a_run_resumed_within_a_rollout_batch_logs_what_an_uncut_one_does(tmp_path):
+    whole = build(tmp_path / "whole", save_strategy="steps", save_steps=2, max_steps=4)
+    whole.train()
+    rest = build(tmp_path / "rest", max_steps=4)
+    rest.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-2"))
+    seconds = {"step_time", "time/update", "time/rollout", "tokens_per_second"}
+    wanted, found = (
+        [{name: value for name, value in row.items() if name not in seconds} for row in rows]
+        for rows in (logged(whole)[2:], logged(rest)[-2:])
+    )
+    assert found == wanted
+
+
 def test_a_jump_is_a_warning():
     watch = OldLogps(None)
     with warnings.catch_warnings():

@@ -42,7 +42,6 @@ class OldLogps(TrainerCallback):
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
-        self._compared = -1
         self._usual: deque[float] = deque(maxlen=20)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -51,8 +50,8 @@ class OldLogps(TrainerCallback):
         for inputs in slices:
             if OLD not in inputs:
                 inputs[OLD] = self._scored(inputs)
-        if slices and SAMPLED in slices[0] and self._compared != trainer._rollout_batches:
-            self._compared = trainer._rollout_batches
+        if slices and SAMPLED in slices[0] and trainer._compared_batch != trainer._rollout_batches:
+            trainer._compared_batch = trainer._rollout_batches  # kept in checkpoints
             self._compare(slices)
 
     def _scored(self, inputs: dict[str, Any]) -> Tensor:

@@ -26,6 +26,7 @@ BETWEEN_STEPS = (
     "_step",
     "_buffered_inputs",
     "_rollout_batches",
+    "_compared_batch",
     "_turn",
     "_eval_turn",
     "_sampled_rows",

@@ -300,6 +300,7 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
         self._vocab_size = self.model.config.get_text_config().vocab_size
         self._rewards_per_function = torch.empty(0, 0)
         self._rollout_batches = 0
+        self._compared_batch = 0  # the last rollout batch whose sampler was compared with
         self._start_recording(rollout_sink, sample_every, sampled_groups)
         self.add_callback(FiniteGuard(self))
         self.add_callback(OldLogps(self))
