@@ -32,6 +32,9 @@ class TokenRecorder(LogitsProcessor):
         longest = max(map(len, completions), default=0)
         if self._last is None or len(self._columns) + 1 != longest:
             return None
+        # Beam search and assisted decoding draw for other rows than they return.
+        if any(len(column) != len(completions) for column in (*self._columns, self._last)):
+            return None
         ends = [tokens[-1] if len(tokens) == longest else 0 for tokens in completions]
         self._take(torch.tensor(ends)[:, None])
         rows = torch.cat(self._columns, 1).tolist()
