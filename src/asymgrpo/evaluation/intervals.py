@@ -10,8 +10,7 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-
-from asymgrpo.evaluation.distributions import student_t_quantile
+from scipy import special
 
 Array = NDArray[np.float64]
 
@@ -142,7 +141,7 @@ def _student_reach(sums: Array, sizes: Array, means: Array) -> Array:
     units = len(sizes)
     residual = (sums - sizes[:, None] * means) / sizes.mean()
     error = np.sqrt((residual**2).sum(axis=0) / (units * (units - 1)))
-    return np.asarray(student_t_quantile((1 + LEVEL) / 2, units - 1) * error)
+    return np.asarray(special.stdtrit(units - 1, (1 + LEVEL) / 2) * error)
 
 
 def _accelerated(sums: Array, sizes: Array, means: Array) -> tuple[Array, Array]:
@@ -156,7 +155,7 @@ def _accelerated(sums: Array, sizes: Array, means: Array) -> tuple[Array, Array]
     bias = np.array([_NORMAL.inv_cdf(float(s)) for s in share])
     centred = sums - sizes[:, None] * means
     skew = (centred**3).sum(axis=0) / (6 * (centred**2).sum(axis=0) ** 1.5)
-    width = student_t_quantile((1 + LEVEL) / 2, units - 1) * math.sqrt(units / (units - 1))
+    width = special.stdtrit(units - 1, (1 + LEVEL) / 2) * math.sqrt(units / (units - 1))
 
     def end(z: float) -> Array:
         shifted = bias + z

@@ -9,12 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
-from asymgrpo.evaluation.distributions import (
-    chi_square_quantile,
-    f_quantile,
-    student_t_quantile,
-)
 from asymgrpo.evaluation.intervals import Estimate
 from asymgrpo.experiment.comparison import Quadrants, RunData
 
@@ -179,8 +175,8 @@ def seed_variance(finals: Sequence[float]) -> Estimate | None:
         return Estimate(value)
     return Estimate(
         value,
-        value * df / chi_square_quantile(_HIGH, df),
-        value * df / chi_square_quantile(_LOW, df),
+        value * df / float(special.chdtri(df, _LOW)),
+        value * df / float(special.chdtri(df, _HIGH)),
     )
 
 
@@ -195,7 +191,8 @@ def variance_ratio(own: Sequence[float], other: Sequence[float]) -> Estimate | N
         return None
     ratio = float(np.var(own, ddof=1) / np.var(other, ddof=1))
     freedom = len(own) - 1, len(other) - 1
-    return Estimate(ratio, ratio / f_quantile(_HIGH, *freedom), ratio / f_quantile(_LOW, *freedom))
+    low, high = (ratio / float(special.fdtri(*freedom, q)) for q in (_HIGH, _LOW))
+    return Estimate(ratio, low, high)
 
 
 def mean_over_seeds(values: Sequence[float]) -> Estimate | None:
@@ -211,7 +208,7 @@ def mean_over_seeds(values: Sequence[float]) -> Estimate | None:
     mean = float(np.mean(values))
     if len(values) == 1 or mean <= 0:
         return Estimate(mean)
-    half = student_t_quantile(_HIGH, len(values) - 1) * float(
+    half = float(special.stdtrit(len(values) - 1, _HIGH)) * float(
         np.std(values, ddof=1) / math.sqrt(len(values))
     )
     # the same width to first order, and no end below 0

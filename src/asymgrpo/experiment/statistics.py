@@ -18,8 +18,8 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
-from asymgrpo.evaluation.distributions import student_t_quantile, student_t_quantiles
 from asymgrpo.evaluation.intervals import DRAWS, Estimate, bootstrap_means, resampled_means
 
 Array = NDArray[np.float64]
@@ -67,7 +67,7 @@ def paired_bootstrap(differences: Array) -> PairedBootstrap:
     problems = by_problem.shape[0]
     # as in evaluation/intervals: from the resamples' variance to Student's t
     widen = math.sqrt(problems / (problems - 1)) * (
-        student_t_quantile(1 - ALPHA / 2, problems - 1) / NormalDist().inv_cdf(1 - ALPHA / 2)
+        special.stdtrit(problems - 1, 1 - ALPHA / 2) / NormalDist().inv_cdf(1 - ALPHA / 2)
     )
     draws = mean + (resampled_means(by_problem) - mean) * (widen * shrink)
     if differences.shape[1] > 1:
@@ -142,7 +142,7 @@ def _variances(differences: Array) -> tuple[Array, Array, Array]:
 def _seed_draws(seeds: int) -> Array:
     """Student's t in random order, one value from each equal slice: no noise in the tails."""
     slices = (np.arange(DRAWS) + 0.5) / DRAWS
-    values = student_t_quantiles(slices, seeds - 1)
+    values = special.stdtrit(seeds - 1, slices)
     drawn: Array = np.random.default_rng((_SEED, seeds)).permutation(values)
     drawn.flags.writeable = False
     return drawn
@@ -207,7 +207,7 @@ def more_seeds(
 
     def settles(more: int) -> bool:
         by_seeds = seed_variance * seeds / (seeds + more)
-        t = student_t_quantile(1 - level / 2, seeds + more - 1)
+        t = float(special.stdtrit(seeds + more - 1, 1 - level / 2))
         half_width = math.sqrt(t**2 * by_seeds + z**2 * problem_variance)
         spread = math.sqrt(by_seeds + problem_variance)
         return abs(difference) >= half_width + normal.inv_cdf(POWER) * spread
