@@ -24,6 +24,33 @@ print("\\n".join(p for p in sys.path if p and p not in own and "site-packages" i
 """
 """Where an interpreter has its packages, the standard library and a checkout left out."""
 
+CLOSURE = """
+import sys
+from importlib.metadata import distribution
+from packaging.requirements import Requirement
+
+left, seen = [(Requirement(line), "") for line in sys.argv[1:]], set()
+while left:
+    requirement, extra = left.pop()
+    if (requirement.name, extra) in seen:
+        continue
+    if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+        continue
+    seen.add((requirement.name, extra))
+    found = distribution(requirement.name)
+    for line in found.requires or []:
+        left += [(Requirement(line), each) for each in (requirement.extras or {""})]
+    tops = {file.parts[0] for file in found.files if file.parts[0] not in ("..", "__pycache__")}
+    print(*(found.locate_file(top) for top in tops), sep="\\n")
+"""
+"""Prints the files and folders of requirements and of all that they require in turn."""
+
+ALONE = """
+import asymgrpo, torch
+loaded = asymgrpo.Objective(asymgrpo.algorithm("sa-ah-grpo"))
+print(f"torch {torch.__version__} and the objective in {asymgrpo.__file__}")
+"""
+
 USES = """
 import asymgrpo
 from asymgrpo.experiment.settings import load_recipe, recipe_files
@@ -70,6 +97,45 @@ def check_content(wheel: Path) -> None:
     print(f"{wheel.name}: {len(held)} files, {wheel.stat().st_size / 1e6:.1f} MB")
 
 
+def environment_of(wheel: Path, extra: str, interpreter: str, folder: Path) -> Path:
+    """An environment with the wheel and what it requires, as pip would make it; nothing else."""
+    run(interpreter, "-m", "venv", folder / f"env-{extra}", cwd=folder)
+    programs = folder / f"env-{extra}" / "bin"
+    run(programs / "python", "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    (site,) = (folder / f"env-{extra}" / "lib").glob("python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        held = archive.read(name).decode()
+    lines = re.findall(r"^Requires-Dist: (.*)$", held, re.MULTILINE)
+    # The wheel is in no environment of the interpreter's, so its own lines are chosen here.
+    base = [line for line in lines if "extra ==" not in line]
+    chosen = [re.sub(r";.*", "", line) for line in lines if f'extra == "{extra}"' in line]
+    for path in run(interpreter, "-c", CLOSURE, *base, *chosen, cwd=folder).split():
+        if not (site / Path(path).name).exists():
+            (site / Path(path).name).symlink_to(path)
+    return programs
+
+
+def refused(*command: object, cwd: Path) -> str:
+    """The one line of a command that asks for more than is installed."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=cwd, text=True, capture_output=True, check=False)
+    if done.returncode != 2 or len(done.stderr.splitlines()) != 1:
+        sys.exit(f"{' '.join(words)}\n{done.stdout}{done.stderr}\nended with {done.returncode}")
+    return done.stderr.strip()
+
+
+def check_extras(wheel: Path, interpreter: str, folder: Path) -> None:
+    """What works with the objective alone, what with the extra that reads runs."""
+    alone = environment_of(wheel, "", interpreter, folder)
+    print("asymgrpo:", run(alone / "python", "-c", ALONE, cwd=folder).strip())
+    print("  ", refused(alone / "asymgrpo", "algorithms", cwd=folder))
+    reading = environment_of(wheel, "report", interpreter, folder)
+    lines = run(reading / "asymgrpo", "algorithms", cwd=folder).splitlines()
+    print(f"asymgrpo[report]: algorithms, {len(lines)} lines")
+    print("  ", refused(reading / "asymgrpo", "train", "--steps", "1", cwd=folder))
+
+
 def environment_with(wheel: Path, interpreter: str, folder: Path) -> Path:
     """An environment with the wheel in it, which finds the interpreter's other packages."""
     packages = run(interpreter, "-c", PATHS, cwd=folder)
@@ -98,6 +164,7 @@ def main(interpreter: str) -> None:
         print("README:", run(programs / "python", "-c", examples, cwd=place).strip())
         algorithms = run(programs / "asymgrpo", "algorithms", cwd=place)
         print("asymgrpo algorithms:", len(algorithms.splitlines()), "lines")
+        check_extras(wheel, interpreter, folder)
         run(programs / "asymgrpo", *SMALL, cwd=place)
         page = place / "runs" / "demo" / "report.html"
         print(f"asymgrpo {' '.join(SMALL)}: {page.name}, {page.stat().st_size / 1e6:.1f} MB")

@@ -31,6 +31,9 @@ OLDEST_MACOS = "14.0"
 TORCHS_OWN = re.compile(r"triton|setuptools|(nvidia|cuda)-.*")
 """What a build of torch pins for itself; pins of ours would be in the way of another build."""
 
+OTHER_TRAINER = "verl==0.9.1"
+"""Which wants an older transformers than ours."""
+
 HEADER = """\
 # Made by `make lock`; `make check-lock` tries it on every supported Python and platform.
 # triton and CUDA's libraries are left to torch: each of its builds brings its own.
@@ -49,14 +52,15 @@ def name_of(line: str) -> str:
     return line.partition("==")[0]
 
 
-def resolve(*arguments: str, start: str = "") -> list[str]:
+def resolve(*arguments: str, start: str = "", extra: str = "dev") -> list[str]:
     """Lines `name==version`, with markers if need be; `start` holds versions to prefer."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "pins.txt"
         out.write_text(start, encoding="utf-8")
         command = [
             *(str(Path(sys.executable).with_name("uv")), "pip", "compile", "pyproject.toml"),
-            *("--extra", "dev", "--quiet", "--no-header", "--no-annotate", "--no-config"),
+            *(("--extra", extra) if extra else ()),
+            *("--quiet", "--no-header", "--no-annotate", "--no-config"),
             *("--output-file", str(out), *arguments),
         ]
         environment = os.environ | {"MACOSX_DEPLOYMENT_TARGET": OLDEST_MACOS}
@@ -91,6 +95,21 @@ def row(platform: str, python: str, pinned: set[str]) -> tuple[str, bool]:
     return line, True
 
 
+def row_beside(other: str) -> tuple[str, bool]:
+    """What the objective alone gets in one environment with another trainer."""
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = Path(folder) / "other.txt"
+        wanted.write_text(other, encoding="utf-8")
+        place = ("--python-version", "3.12", "--python-platform", PLATFORMS["Linux x86_64"])
+        try:
+            lines = resolve(str(wanted), *place, extra="")
+        except Unresolvable as error:
+            return f"the objective beside {other}: {error}", False
+    versions = dict(line.split("==") for line in lines)
+    found = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers"))
+    return f"the objective beside {other}: {found}", True
+
+
 def check() -> bool:
     """Resolve under the pins for each Python and platform; whether they hold for all."""
     pinned = {name_of(line) for line in CONSTRAINTS.read_text(encoding="utf-8").splitlines()}
@@ -98,6 +117,7 @@ def check() -> bool:
     print(f"{'platform':<14}{'Python':<8}{'packages':<10}{'torch':<10}triton")
     with ThreadPoolExecutor(3) as pool:
         rows = list(pool.map(lambda place: row(*place, pinned), places))
+    rows.append(row_beside(OTHER_TRAINER))
     for line, _ in rows:
         print(line)
     return all(holds for _, holds in rows)

@@ -230,13 +230,13 @@ def installed_torch() -> str:
 
 
 def wanted(extra: str, torch: str, done: dict[str, Any]) -> dict[str, Any]:
-    """What the stamp of a finished set-up says; a choice of torch and the extras stay chosen."""
+    """What the stamp of a finished set-up says; a choice of torch and of dev stay chosen."""
     content = b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
     return {
         "pins": hashlib.sha256(content).hexdigest(),
         "root": str(ROOT),
         "torch": torch or done.get("torch", ""),
-        "extras": sorted({*done.get("extras", []), *filter(None, [extra])}),
+        "extra": "dev" if "dev" in (extra, done.get("extra")) else extra,
     }
 
 
@@ -274,11 +274,10 @@ def set_up(extra: str, torch: str) -> None:
     make_environment(fresh)
     pinned = re.search(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     install("torch", shlex.split(goal["torch"]) or [pinned.group() if pinned else "torch"])
-    extras = f"[{','.join(goal['extras'])}]" if goal["extras"] else ""
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder) / "constraints.txt"
         constraints.write_text(pins(installed_torch()), encoding="utf-8")
-        install("asymgrpo", ["--constraint", str(constraints), "--editable", f".{extras}"])
+        install("asymgrpo", ["--constraint", str(constraints), "--editable", f".[{goal['extra']}]"])
     STAMP.write_text(json.dumps(goal, indent=1) + "\n", encoding="utf-8")
     print(f"  {'ready':<12}{readable(size_of(VENV))} in all, {time.monotonic() - start:.0f} s")
 
@@ -287,7 +286,7 @@ def main() -> int:
     """The exit code; a failure is one line."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        set_up(sys.argv[1] if len(sys.argv) > 1 else "", os.environ.get("TORCH", ""))
+        set_up(sys.argv[1] if len(sys.argv) > 1 else "train", os.environ.get("TORCH", ""))
     except SetUpError as error:
         print(f"\nset-up: {error}", file=sys.stderr)
     except KeyboardInterrupt:

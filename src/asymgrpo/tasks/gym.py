@@ -49,7 +49,7 @@ def _registry() -> dict[str, tuple[type[Any], type[Any]]]:
         import reasoning_gym
     except ImportError as error:
         raise UserError(
-            "reasoning-gym is not installed; run: pip install 'asymgrpo[gym]'"
+            "reasoning-gym is not installed; run: pip install 'asymgrpo[train,gym]'"
         ) from error
     datasets: dict[str, tuple[type[Any], type[Any]]] = reasoning_gym.factory.DATASETS
     return datasets
