@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 from asymgrpo.errors import UserError
 from asymgrpo.evaluation import evaluate_policy
+from asymgrpo.experiment.display import tell
 from asymgrpo.experiment.run import training_sampling
 from asymgrpo.experiment.settings import MOST, RunSettings, trainer_defaults
 from asymgrpo.experiment.signals import stopped_by_signals
@@ -22,6 +24,7 @@ from asymgrpo.models import load_policy
 from asymgrpo.rollout import Sampling, choose_engine
 from asymgrpo.rollout.choice import ENGINES
 from asymgrpo.tasks import load_task
+from asymgrpo.visible import visible
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,11 @@ def evaluate_model(
     policy = load_policy(subject.weights, trust_remote_code=request.trust_remote_code)
     engine, reason = choose_engine(subject.engine, policy.model, policy.tokenizer)
     if reason:
-        console.print(reason, markup=False)
+        tell(console, reason)
     count = len(rows) if request.problems is None else min(request.problems, len(rows))
     path = out or default_path(request.model, store.exists(), task.name, request.split)
     with stopped_by_signals(), Progress(console=console, transient=True) as bar:
-        row = bar.add_task(f"{task.name} {request.split}", total=None)
+        row = bar.add_task(escape(visible(f"{task.name} {request.split}")), total=None)
         result = evaluate_policy(
             engine,
             policy.tokenizer,

@@ -21,6 +21,7 @@ from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.experiment.plan import Job
 from asymgrpo.experiment.signals import stopped_by_signals
 from asymgrpo.experiment.store import RunStore
+from asymgrpo.visible import visible
 
 
 def finished(folder: Path) -> bool:
@@ -166,7 +167,9 @@ def _watch(jobs: Sequence[Job], workers: Sequence[Worker], console: Console) -> 
             lines, steps = [], {job.folder: _progress(job) for job in active}
             for job in active:
                 step, note = steps[job.folder]
-                lines.append(Text(f"  {job.folder.name}  {step}/{job.settings.steps}  {note}"))
+                lines.append(
+                    Text(visible(f"  {job.folder.name}  {step}/{job.settings.steps}  {note}"))
+                )
             done = sum(job.settings.steps for job in jobs if finished(job.folder))
             done += sum(step for job, (step, _) in steps.items() if not finished(job))
             rate = (done - begun_at) / max(time.monotonic() - started, 1e-9)

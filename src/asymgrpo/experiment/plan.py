@@ -18,9 +18,9 @@ from asymgrpo.experiment.identity import (
     labels,
     word,
 )
-from asymgrpo.experiment.secrets import redacted
 from asymgrpo.experiment.settings import ALIASES, RunSettings, coerce, from_text, make_settings
 from asymgrpo.experiment.store import RunStore
+from asymgrpo.secrets import redacted
 
 SPEC_KEYS = ("algorithms", "seeds", "sweep")
 

@@ -24,16 +24,17 @@ from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
 from asymgrpo.experiment.checks import check_trainer, settings_at_fault
 from asymgrpo.experiment.data import check_lengths, load_reward, training_rows, training_set
+from asymgrpo.experiment.display import tell
 from asymgrpo.experiment.identity import NOT_IDENTITY, differences
 from asymgrpo.experiment.interruption import interruptible
 from asymgrpo.experiment.lock import alone_in
 from asymgrpo.experiment.plan import refuse_another_run
-from asymgrpo.experiment.secrets import redacted
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.models import Policy, load_policy, lora_config
 from asymgrpo.objective.presets import OVERRIDES
 from asymgrpo.rollout import Sampling
+from asymgrpo.secrets import redacted
 from asymgrpo.tasks import Task, load_task
 from asymgrpo.training.resuming import checkpoints, clear_leftovers, put_in_place, writing
 from asymgrpo.training.trl import AsymGRPOConfig, AsymGRPOTrainer
@@ -304,7 +305,7 @@ def train_on(
     checkpoint = checkpoint_to_go_on_from(store)
     bar = None if console is None else ProgressBar(settings.label, console)
     if console is not None and checkpoint is not None:
-        console.print(f"going on from {checkpoint}")
+        tell(console, f"going on from {checkpoint}")
     if bar is not None:
         trainer.add_callback(bar)
     with interruptible() as interruption:

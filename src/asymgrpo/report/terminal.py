@@ -17,7 +17,7 @@ from asymgrpo.errors import UserError
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.report.distributions import is_negative
 from asymgrpo.report.rollouts import alternate
-from asymgrpo.report.visible import visible
+from asymgrpo.visible import visible
 
 COLUMNS = {
     "entropy": "entropies",

@@ -46,6 +46,7 @@ from asymgrpo.training.scorer import PackedScorer
 from asymgrpo.training.seeds import rollout_seeds
 from asymgrpo.training.shrinking import ShrinkingEngine
 from asymgrpo.training.trl_options import FIELDS, implied, translated
+from asymgrpo.visible import visible
 
 SCORERS = ("packed", "padded")
 ROLLOUT_DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -355,7 +356,7 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
 
     def _say(self, line: str) -> None:
         if self.accelerator.is_main_process:
-            print(line, flush=True)
+            print(visible(line), flush=True)
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:
