@@ -19,7 +19,7 @@ from asymgrpo.experiment.display import tell
 from asymgrpo.experiment.run import training_sampling
 from asymgrpo.experiment.settings import MOST, RunSettings, trainer_defaults
 from asymgrpo.experiment.signals import stopped_by_signals
-from asymgrpo.experiment.store import RunStore, write_atomically
+from asymgrpo.experiment.store import RUN_FILE, RunStore, write_atomically
 from asymgrpo.models import load_policy
 from asymgrpo.rollout import Sampling, choose_engine
 from asymgrpo.rollout.choice import ENGINES
@@ -129,8 +129,11 @@ def find_subject(request: Request, store: RunStore) -> Subject:
             request.system_prompt, None, sampling, request.engine or "native",
         )  # fmt: skip
     record = store.run()
-    settings = RunSettings.from_dict(record.get("settings") or {"task": record["task"]})
-    trainer = {**trainer_defaults(), **settings.trainer, **record.get("resolved", {})}
+    known = record.get("settings") or {key: record[key] for key in ("task",) if record.get(key)}
+    if request.task is None and "task" not in known:
+        raise UserError(f"{store.folder / RUN_FILE} names no task; pass --task")
+    settings = RunSettings.from_dict(known)
+    trainer = {**trainer_defaults(), **settings.trainer, **(record.get("resolved") or {})}
     same_task = request.task in (None, settings.task)
     own = settings if same_task else RunSettings()  # a prompt and its data belong to a task
     return Subject(

@@ -8,7 +8,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from asymgrpo.experiment.display import tell
 from asymgrpo.experiment.identity import NOT_IDENTITY, differences
 from asymgrpo.experiment.interruption import interruptible
 from asymgrpo.experiment.lock import alone_in
+from asymgrpo.experiment.machine import changed_machine, machine_facts
 from asymgrpo.experiment.plan import refuse_another_run
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
@@ -108,6 +109,7 @@ def run_record(
         "versions": {name: importlib.metadata.version(name) for name in VERSIONED}
         | {"python": platform.python_version()},
         "device": device,
+        "machine": machine_facts(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -124,23 +126,43 @@ def resolved_settings(config: AsymGRPOConfig) -> dict[str, Any]:
     return plain | {"processes": config.world_size}
 
 
-def open_store(settings: RunSettings, folder: Path) -> RunStore:
-    """The run's folder, new or holding this very run."""
-    store = RunStore(folder)
+def is_finished(store: RunStore, settings: RunSettings, record: Mapping[str, Any]) -> bool:
+    """Whether the run is done; refuses a folder that holds neither nothing nor this very run."""
+    folder = store.folder
     refuse_another_run(store, settings)
-    if not store.exists() and folder.exists() and (not folder.is_dir() or holds_something(folder)):
+    if store.exists():
+        if store.run().get("status") == "finished":
+            return True
+        refuse_other_trainer(store, record)
+    elif folder.exists() and (not folder.is_dir() or holds_something(folder)):
         raise UserError(f"{folder} exists and holds no run; choose another --out")
-    return store
+    return False
 
 
 def refuse_other_trainer(store: RunStore, record: Mapping[str, Any]) -> None:
     """A run goes on as it began: not in another precision, or on another number of processes."""
-    found = differences(store.run(), record)
+    kept = store.run()
+    # An older record may lack pieces that came later; what they were set by is in its settings.
+    found = differences(kept | {"objective": filled(kept.get("objective"), record["objective"])},
+                        record)  # fmt: skip
     if found:
         raise UserError(
             f"{store.folder} was begun otherwise ({'; '.join(found[:3])}); go on as it began, or "
             "choose another --out"
         )
+
+
+def filled(kept: Any, newer: Mapping[str, Any]) -> dict[str, Any]:
+    """`kept` with what only `newer` has, at any depth.
+
+    >>> filled({"a": {"b": 1}}, {"a": {"b": 2, "c": 3}, "d": 4})
+    {'a': {'b': 1, 'c': 3}, 'd': 4}
+    """
+    have = kept if isinstance(kept, Mapping) else {}
+    return {
+        key: filled(have.get(key), value) if isinstance(value, Mapping) else have.get(key, value)
+        for key, value in newer.items()
+    } | {key: value for key, value in have.items() if key not in newer}
 
 
 def holds_something(folder: Path) -> bool:
@@ -260,24 +282,31 @@ def build_trainer(
     return trainer
 
 
-def train_run(settings: RunSettings, folder: Path, console: Console | None = None) -> RunStore:
+def train_run(
+    settings: RunSettings,
+    folder: Path,
+    console: Console | None = None,
+    say: Callable[[str], None] | None = None,
+) -> RunStore:
     """Train as `settings` say, into `folder`, from where it was cut off if it was.
 
     A finished run is left as it is. Ctrl-C and SIGTERM end it after a checkpoint, with
-    `Interrupted`.
+    `Interrupted`. What a person should know of how it goes on is printed, or goes to `say`.
     """
     config = trainer_config(settings, folder)
-    store = open_store(settings, folder)
+    store = RunStore(folder)
     record = run_record(settings, config, folder, str(config.device))
-    if store.exists():
-        if store.run().get("status") == "finished":
-            return store
-        refuse_other_trainer(store, record)
+    if is_finished(store, settings, record):
+        return store
     task = load_task(settings.task, path=settings.task_path, prompt=settings.prompt)
     set_seed(settings.seed)
     policy = load_policy(settings.model, trust_remote_code=settings.trust_remote_code)
     trainer = build_trainer(settings, config, store, task, policy)
     with alone_in(folder) if config.process_index == 0 else contextlib.nullcontext():
+        # Another command may have begun a run here, or ended this one, since the folder was free.
+        if config.process_index == 0 and is_finished(store, settings, record):
+            return store
+        tell_of_another_machine(store, record, say or trainer._say)
         if trainer.precision is not None:
             record["precision"] = trainer.precision.record()
         before = store.run().get("seconds") or 0.0 if store.exists() else 0.0
@@ -296,6 +325,15 @@ def train_run(settings: RunSettings, folder: Path, console: Console | None = Non
     if not finished:
         raise Interrupted
     return store
+
+
+def tell_of_another_machine(
+    store: RunStore, record: Mapping[str, Any], say: Callable[[str], None]
+) -> None:
+    """One line where a run goes on with other threads, or on another machine, than it began."""
+    line = changed_machine(store.run()["machine"] or {}, record["machine"]) if store.exists() else ""
+    if line:
+        say(line)
 
 
 def train_on(

@@ -73,6 +73,9 @@ class RunSettings:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> RunSettings:
+        unknown = record.keys() - {entry.name for entry in dataclasses.fields(cls)}
+        if unknown:
+            raise UserError(f"the run has settings unknown here: {', '.join(sorted(unknown))}")
         return cls(**{**record, "reward": tuple(record.get("reward", ()))})
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,44 @@ def read_json(text: str) -> Any:
         raise ValueError("nested too deep") from None
 
 
+FORMAT = 2
+"""Of a run's folder, kept in `run.json`. Format 1 has no number, and says nothing of the machine;
+a change that an older reader would get wrong is a new format, with a step in `UPGRADES`."""
+
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: lambda record: {"machine": {}} | record,
+}
+"""By format: `run.json` of it as the next format has it."""
+
+
+def upgraded(record: dict[str, Any], path: Path) -> dict[str, Any]:
+    """`run.json` of this or an older format, as this format has it.
+
+    >>> upgraded({"seed": 0}, Path("run.json"))
+    {'machine': {}, 'seed': 0, 'format': 2}
+    >>> upgraded({"format": 9}, Path("run.json"))
+    Traceback (most recent call last):
+    ...
+    asymgrpo.errors.UserError: run.json has format 9, of a newer asymgrpo; this one reads formats \
+up to 2, so upgrade it to read this folder
+    """
+    number = record.get("format", 1)
+    if type(number) is not int or number < 1:
+        raise UserError(f"{path}: format is {number!r:.60}, which is no format; correct it")
+    if number > FORMAT:
+        raise UserError(
+            f"{path} has format {number}, of a newer asymgrpo; this one reads formats up to "
+            f"{FORMAT}, so upgrade it to read this folder"
+        )
+    for older in range(number, FORMAT):
+        record = UPGRADES[older](record)
+    return record | {"format": FORMAT}
+
+
 RUN_FIELDS: dict[str, Any] = {
     **dict.fromkeys(("name", "status", "algorithm", "label", "model", "task", "device"), str),
     **dict.fromkeys(("overrides", "objective", "config", "settings", "versions"), dict),
+    **dict.fromkeys(("resolved", "machine"), dict),
     **dict.fromkeys(("seed", "steps"), int),
     **dict.fromkeys(("seconds",), int | float),
 }
@@ -118,17 +153,17 @@ class RunStore:
     # run.json
 
     def write_run(self, record: Mapping[str, Any]) -> None:
-        text = json.dumps(record, indent=2, sort_keys=True, allow_nan=True) + "\n"
+        text = json.dumps({**record, "format": FORMAT}, indent=2, sort_keys=True, allow_nan=True) + "\n"
         write_atomically(self.folder / RUN_FILE, text.encode())
 
     def run(self) -> dict[str, Any]:
         path = self.folder / RUN_FILE
         if not path.is_file():
             raise UserError(f"{self.folder} holds no run ({RUN_FILE} is missing)")
-        record = _read_object(path)
+        record = upgraded(_read_object(path), path)
         for key, kind in RUN_FIELDS.items():
             if record.get(key) is not None and not isinstance(record[key], kind):
-                raise UserError(f"{path}: {key} is {record[key]!r:.60}; mend or remove it")
+                raise UserError(f"{path}: {key} is {record[key]!r:.60}; correct it in the file")
         return record
 
     def update_run(self, **changes: Any) -> None:
@@ -162,7 +197,7 @@ class RunStore:
             except ValueError:
                 if number == len(lines):  # no newline behind it: the write was cut off
                     return
-                raise UserError(f"{path}:{number} is not JSON; mend or remove the line") from None
+                raise UserError(f"{path}:{number} is not JSON; correct that line") from None
             if not isinstance(row, dict) or type(row.get("step")) is not int:
                 raise UserError(f'{path}:{number} must be a JSON object with a whole "step"')
             yield row
@@ -213,7 +248,9 @@ class RunStore:
             rows: list[dict[str, Any]] = table.cast(ROLLOUT_SCHEMA).to_pylist()
         except (pa.ArrowException, OSError, ValueError) as error:
             cause = " ".join(str(error).split())[:150]
-            raise UserError(f"{path} holds no rollouts of a run ({cause}); remove it") from None
+            raise UserError(
+                f"{path} holds no rollouts of a run ({cause}); restore it, or move it elsewhere"
+            ) from None
         return rows
 
     # evaluations/
@@ -267,7 +304,7 @@ def _checked_evaluation(path: Path) -> dict[str, Any]:
         and all(map(_is_number, row["scores"]))
         for row in rows
     ):
-        raise UserError(f"{path} is no evaluation of a run; remove it and run the command again")
+        raise UserError(f"{path} is no evaluation of a run; restore it, or move it elsewhere")
     return record
 
 
