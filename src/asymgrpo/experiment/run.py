@@ -331,7 +331,8 @@ def tell_of_another_machine(
     store: RunStore, record: Mapping[str, Any], say: Callable[[str], None]
 ) -> None:
     """One line where a run goes on with other threads, or on another machine, than it began."""
-    line = changed_machine(store.run()["machine"] or {}, record["machine"]) if store.exists() else ""
+    before = store.run().get("machine") or {} if store.exists() else {}
+    line = changed_machine(before, record["machine"])
     if line:
         say(line)
 

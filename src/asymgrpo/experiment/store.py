@@ -119,6 +119,11 @@ up to 2, so upgrade it to read this folder
     return record | {"format": FORMAT}
 
 
+def read_plan(path: Path) -> dict[str, Any]:
+    """What a comparison keeps of its plan, of this or an older format."""
+    return upgraded(_read_object(path), path)
+
+
 RUN_FIELDS: dict[str, Any] = {
     **dict.fromkeys(("name", "status", "algorithm", "label", "model", "task", "device"), str),
     **dict.fromkeys(("overrides", "objective", "config", "settings", "versions"), dict),
@@ -153,7 +158,10 @@ class RunStore:
     # run.json
 
     def write_run(self, record: Mapping[str, Any]) -> None:
-        text = json.dumps({**record, "format": FORMAT}, indent=2, sort_keys=True, allow_nan=True) + "\n"
+        text = (
+            json.dumps({**record, "format": FORMAT}, indent=2, sort_keys=True, allow_nan=True)
+            + "\n"
+        )
         write_atomically(self.folder / RUN_FILE, text.encode())
 
     def run(self) -> dict[str, Any]:
