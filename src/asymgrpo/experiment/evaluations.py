@@ -23,6 +23,7 @@ from asymgrpo.experiment.store import RUN_FILE, RunStore, write_atomically
 from asymgrpo.models import load_policy
 from asymgrpo.rollout import Sampling, choose_engine
 from asymgrpo.rollout.choice import ENGINES
+from asymgrpo.secrets import redacted
 from asymgrpo.tasks import load_task
 from asymgrpo.visible import visible
 
@@ -99,7 +100,7 @@ def evaluate_model(
             partial=path.with_suffix(".partial.jsonl"),
         )
     asked = {"prompt": subject.prompt, "system_prompt": subject.system_prompt}
-    result = {"model": request.model, **asked, **result}
+    result = redacted({"model": request.model, **asked}) | result
     write_atomically(path, (json.dumps(result) + "\n").encode())
     path.with_suffix(".partial.jsonl").unlink(missing_ok=True)
     return path, result

@@ -92,7 +92,7 @@ def run_record(
 ) -> dict[str, Any]:
     """`run.json`: what was asked for, as resolved, and by what it is run."""
     overrides = settings.overrides
-    return {
+    record = {
         "name": folder.name,
         "status": "running",
         "algorithm": settings.algorithm,
@@ -103,15 +103,16 @@ def run_record(
         "task": settings.task,
         "seed": settings.seed,
         "steps": settings.steps,
-        "config": redacted({k: v for k, v in settings.trainer.items() if k not in overrides}),
-        "settings": redacted(settings.to_dict()),
-        "resolved": redacted(resolved_settings(config)),
+        "config": {k: v for k, v in settings.trainer.items() if k not in overrides},
+        "settings": settings.to_dict(),
+        "resolved": resolved_settings(config),
         "versions": {name: importlib.metadata.version(name) for name in VERSIONED}
         | {"python": platform.python_version()},
         "device": device,
         "machine": machine_facts(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    return redacted(record)
 
 
 def resolved_settings(config: AsymGRPOConfig) -> dict[str, Any]:

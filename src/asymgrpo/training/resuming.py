@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from asymgrpo.errors import UserError
+from asymgrpo.secrets import without_secrets
 
 BETWEEN_STEPS = (
     "_step",
@@ -203,15 +204,12 @@ class Resuming:
             self.state.save_to_json(str(staging / current / "trainer_state.json"))
 
     def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:
-        """transformers', but the settings that it saves beside the weights hold no token."""
-        token, self.args.hub_token = self.args.hub_token, None
+        """transformers', but the settings that it saves beside the weights hold no secret."""
         if state_dict is None and self._staging is None:
             # A checkpoint's optimizer holds the masters; a saved model has nothing but itself.
             state_dict = self._weights_to_save()
-        try:
+        with without_secrets(self, "args"):
             super()._save(output_dir, state_dict)  # type: ignore[misc]
-        finally:
-            self.args.hub_token = token
 
     def _save_between_steps(self, folder: Path) -> None:
         kept = {name: getattr(self, name) for name in BETWEEN_STEPS}

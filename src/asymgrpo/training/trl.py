@@ -32,6 +32,7 @@ from asymgrpo.objective.presets import OVERRIDES, algorithm, overridden
 from asymgrpo.rollout.choice import ENGINES, choose_engine
 from asymgrpo.rollout.compute_copy import ComputeCopy, RefreshedEngine
 from asymgrpo.rollout.records import Engine, Rollout, Sampling
+from asymgrpo.secrets import redacted
 from asymgrpo.training.entropy_control import EntropyControl
 from asymgrpo.training.guard import FiniteGuard
 from asymgrpo.training.master_weights import MasterWeights
@@ -156,6 +157,10 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
                 'multi_objective_aggregation="normalize_then_sum" has its own baseline and scale; '
                 "leave baseline and scale unset, or use sum_then_normalize"
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """transformers', which trackers write and send, without any secret."""
+        return redacted(super().to_dict())
 
     def objective(self) -> ObjectiveConfig:
         """The preset with this configuration's overrides."""
