@@ -144,8 +144,8 @@ def refuse_other_trainer(store: RunStore, record: Mapping[str, Any]) -> None:
     """A run goes on as it began: not in another precision, or on another number of processes."""
     kept = store.run()
     # An older record may lack pieces that came later; what they were set by is in its settings.
-    found = differences(kept | {"objective": filled(kept.get("objective"), record["objective"])},
-                        record)  # fmt: skip
+    parts = {name: filled(kept.get(name) or {}, record[name]) for name in ("objective", "resolved")}
+    found = differences(kept | parts, record)
     if found:
         raise UserError(
             f"{store.folder} was begun otherwise ({'; '.join(found[:3])}); go on as it began, or "
@@ -153,17 +153,15 @@ def refuse_other_trainer(store: RunStore, record: Mapping[str, Any]) -> None:
         )
 
 
-def filled(kept: Any, newer: Mapping[str, Any]) -> dict[str, Any]:
+def filled(kept: Any, newer: Any) -> Any:
     """`kept` with what only `newer` has, at any depth.
 
     >>> filled({"a": {"b": 1}}, {"a": {"b": 2, "c": 3}, "d": 4})
     {'a': {'b': 1, 'c': 3}, 'd': 4}
     """
-    have = kept if isinstance(kept, Mapping) else {}
-    return {
-        key: filled(have.get(key), value) if isinstance(value, Mapping) else have.get(key, value)
-        for key, value in newer.items()
-    } | {key: value for key, value in have.items() if key not in newer}
+    if not isinstance(kept, Mapping) or not isinstance(newer, Mapping):
+        return kept
+    return {**kept, **{k: filled(kept[k], v) if k in kept else v for k, v in newer.items()}}
 
 
 def holds_something(folder: Path) -> bool:
