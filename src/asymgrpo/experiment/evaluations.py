@@ -15,6 +15,7 @@ from rich.progress import Progress
 
 from asymgrpo.errors import UserError
 from asymgrpo.evaluation import evaluate_policy
+from asymgrpo.experiment.checks import check_weights
 from asymgrpo.experiment.display import tell
 from asymgrpo.experiment.run import training_sampling
 from asymgrpo.experiment.settings import MOST, RunSettings, trainer_defaults
@@ -76,6 +77,7 @@ def evaluate_model(
     task = load_task(subject.task, path=subject.task_path, prompt=subject.prompt)
     rows = task.examples(request.split)
     policy = load_policy(subject.weights, trust_remote_code=request.trust_remote_code)
+    check_weights(policy.model, request.model)
     engine, reason = choose_engine(subject.engine, policy.model, policy.tokenizer)
     if reason:
         tell(console, reason)

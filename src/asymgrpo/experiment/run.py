@@ -22,7 +22,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
-from asymgrpo.experiment.checks import check_trainer, settings_at_fault
+from asymgrpo.experiment.checks import check_trainer, check_weights, settings_at_fault
 from asymgrpo.experiment.data import check_lengths, load_reward, training_rows, training_set
 from asymgrpo.experiment.display import tell
 from asymgrpo.experiment.identity import NOT_IDENTITY, differences
@@ -300,6 +300,7 @@ def train_run(
     task = load_task(settings.task, path=settings.task_path, prompt=settings.prompt)
     set_seed(settings.seed)
     policy = load_policy(settings.model, trust_remote_code=settings.trust_remote_code)
+    check_weights(policy.model, settings.model)
     trainer = build_trainer(settings, config, store, task, policy)
     with alone_in(folder) if config.process_index == 0 else contextlib.nullcontext():
         # Another command may have begun a run here, or ended this one, since the folder was free.

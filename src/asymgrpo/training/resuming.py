@@ -78,8 +78,21 @@ def writing(staging: Path, target: Path) -> Iterator[None]:
         ) from error
 
 
+def set_usual_modes(folder: Path) -> None:
+    """Give the files in `folder` the mode that the umask gives: safetensors lets none but the owner
+    read what it writes."""
+    probe = folder / ".mode"  # the umask itself cannot be read without changing it for a moment
+    probe.touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+
+
 def put_in_place(made: Path, target: Path) -> None:
     """Let the folder `made` become `target`, whole, also across a power cut."""
+    set_usual_modes(made)
     sync_folder(made)
     shutil.rmtree(target, ignore_errors=True)  # one of an earlier try
     made.rename(target)
@@ -247,6 +260,11 @@ class Resuming:
     def _load_rng_state(self, checkpoint: Any) -> None:
         with _readable(checkpoint):
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
+
+    def _load_scaler(self, checkpoint: Any) -> None:
+        if self.accelerator.scaler is not None:  # else transformers fails on a stray file
+            with _readable(checkpoint):
+                super()._load_scaler(checkpoint)  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         with _readable(checkpoint):
