@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from asymgrpo.errors import Interrupted, UserError
-from asymgrpo.experiment.display import SHOWN, progress_note, tell
+from asymgrpo.experiment.display import MetricsTail, progress_note, tell
 from asymgrpo.experiment.plan import Job
 from asymgrpo.experiment.signals import stopped_by_signals
 from asymgrpo.experiment.store import FORMAT, RunStore, read_plan, write_atomically
@@ -187,33 +187,31 @@ def _watch(jobs: Sequence[Job], workers: Sequence[Worker], console: Console) -> 
         TextColumn("all runs"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
     )
     total = sum(job.settings.steps for job in jobs)
-    done = sum(job.settings.steps for job in jobs if finished(job.folder))
+    ended = {job.folder for job in jobs if finished(job.folder)}
+    done = sum(job.settings.steps for job in jobs if job.folder in ended)
+    tails = {job.folder: MetricsTail(RunStore(job.folder)) for job in jobs}
     row = bar.add_task("", total=total, completed=done, left="")
     started, begun_at = time.monotonic(), done
     with Live(console=console, refresh_per_second=2, transient=True) as live:
         while any(worker.is_alive() for worker in workers):
             active = [worker.current for worker in workers if worker.current is not None]
-            lines, steps = [], {job.folder: _progress(job) for job in active}
+            # A run that was not looked at yet has not begun, and one that has ended stays so.
+            begun = {folder for folder, tail in tails.items() if tail.step} - ended
+            ended |= {folder for folder in begun if finished(folder)}
+            done = sum(job.settings.steps for job in jobs if job.folder in ended)
+            lines = []
             for job in active:
-                step, note = steps[job.folder]
+                step, seen = tails[job.folder].look()
+                done += step if job.folder not in ended else 0
+                note = progress_note(seen)
                 lines.append(
                     Text(visible(f"  {job.folder.name}  {step}/{job.settings.steps}  {note}"))
                 )
-            done = sum(job.settings.steps for job in jobs if finished(job.folder))
-            done += sum(step for job, (step, _) in steps.items() if not finished(job))
             rate = (done - begun_at) / max(time.monotonic() - started, 1e-9)
             left = _duration((total - done) / rate) + " left" if done > begun_at else ""
             bar.update(row, completed=done, left=left)
             live.update(Group(bar, *lines))
             time.sleep(0.5)
-
-
-def _progress(job: Job) -> tuple[int, str]:
-    rows = RunStore(job.folder).metrics()
-    seen: dict[str, float] = {}
-    for row in rows[-20:]:
-        seen |= {key: row[key] for key in SHOWN if key in row}
-    return (rows[-1]["step"] if rows else 0), progress_note(seen)
 
 
 def _duration(seconds: float) -> str:

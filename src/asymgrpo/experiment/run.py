@@ -248,6 +248,20 @@ def checkpoint_to_go_on_from(store: RunStore) -> Path | None:
     return newest[0] if newest else None
 
 
+def rollout_sink(
+    settings: RunSettings, config: AsymGRPOConfig, store: RunStore
+) -> Callable[[int, list[dict[str, Any]]], None]:
+    """Saves the rollouts of a step, and drops those of earlier steps that are not to be kept."""
+    micro_steps = settings.sample_every * config.steps_per_generation * config.num_iterations
+    spacing = max(1, micro_steps // config.gradient_accumulation_steps)
+
+    def save(step: int, rows: list[dict[str, Any]]) -> None:
+        store.write_rollouts(step, rows)
+        store.thin_rollouts(settings.keep_rollouts, spacing)
+
+    return save
+
+
 def build_trainer(
     settings: RunSettings, config: AsymGRPOConfig, store: RunStore, task: Task, policy: Policy
 ) -> AsymGRPOTrainer:
@@ -267,7 +281,7 @@ def build_trainer(
             train_dataset=data,
             processing_class=policy.tokenizer,
             peft_config=lora_config(settings.lora) if settings.lora else None,
-            rollout_sink=store.write_rollouts if settings.sample_every else None,
+            rollout_sink=rollout_sink(settings, config, store) if settings.sample_every else None,
             sample_every=max(settings.sample_every, 1),
             sampled_groups=settings.sample_groups,
             callbacks=[Recorder(store), ConstantReward()],

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -23,6 +24,11 @@ from asymgrpo.errors import UserError, errors_name
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
+
+ROW_GROUP = 16
+"""Rollouts that are written, and read, at a time."""
+MOST_VALUES = 1_000_000
+"""Values of a column that a scale is made of."""
 
 TOKEN_COLUMNS = {
     "token_ids": pa.int32(),
@@ -223,7 +229,7 @@ class RunStore:
         clean = [{key: _plain_text(value) for key, value in row.items()} for row in rows]
         table = pa.Table.from_pylist(clean, schema=ROLLOUT_SCHEMA)
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
+        pq.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP)
         path = self.rollouts_path(step)
         write_atomically(path, sink.getvalue().to_pybytes())
         return path
@@ -246,20 +252,62 @@ class RunStore:
     def rollout_steps(self) -> list[int]:
         return _steps(self.folder / "rollouts", ".parquet")
 
+    def thin_rollouts(self, limit: int, spacing: int) -> None:
+        """Drop saved steps but for `kept_steps`."""
+        saved = self.rollout_steps()
+        for step in set(saved) - set(kept_steps(saved, limit, spacing)):
+            self.rollouts_path(step).unlink()
+
     def rollouts(self, step: int) -> list[dict[str, Any]]:
+        """All rows of a step, with all columns."""
+        return [row for batch in self._batches(step, None) for row in batch.to_pylist()]
+
+    def rollouts_at(self, step: int, places: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows of a step by their places in it, with all columns; no others are held in memory."""
+        found: dict[int, dict[str, Any]] = {}
+        start = 0
+        for batch in self._batches(step, None):
+            inside = [place - start for place in places if 0 <= place - start < batch.num_rows]
+            found |= {start + place: batch.slice(place, 1).to_pylist()[0] for place in inside}
+            start += batch.num_rows
+        return [found[place] for place in places]
+
+    def rollout_columns(self, step: int, names: Sequence[str]) -> list[dict[str, Any]]:
+        """All rows of a step, with some columns."""
+        return [row for batch in self._batches(step, names) for row in batch.to_pylist()]
+
+    def token_values(self, step: int, names: Sequence[str]) -> np.ndarray:
+        """The values of per-token columns as one array; of many, evenly spread ones."""
+        every, parts = 1, [np.empty(0, np.float32)]
+        for name in names:
+            seen = 0
+            for batch in self._batches(step, [name]):
+                values = batch.column(name).flatten().to_numpy(zero_copy_only=False)
+                parts.append(np.array(values[-seen % every :: every], np.float32))
+                seen += len(values)
+                if sum(map(len, parts)) > MOST_VALUES:
+                    every, parts = 2 * every, [np.concatenate(parts)[::2]]
+        return np.concatenate(parts)
+
+    def _batches(self, step: int, names: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        """A step's rows, a few at a time."""
         path = self.rollouts_path(step)
         if not path.is_file():
             have = ", ".join(map(str, self.rollout_steps())) or "none"
             raise UserError(f"{self.folder} has no rollouts of step {step}; saved steps: {have}")
+        schema = ROLLOUT_SCHEMA
+        if names is not None:
+            schema = pa.schema([schema.field(name) for name in names])
         try:
-            table = pq.read_table(path)
-            rows: list[dict[str, Any]] = table.cast(ROLLOUT_SCHEMA).to_pylist()
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(ROW_GROUP, columns=schema.names):
+                    table = pa.Table.from_batches([batch]).cast(schema)
+                    yield from table.to_batches()
         except (pa.ArrowException, OSError, ValueError) as error:
             cause = " ".join(str(error).split())[:150]
             raise UserError(
                 f"{path} holds no rollouts of a run ({cause}); restore it, or move it elsewhere"
             ) from None
-        return rows
 
     # evaluations/
 
@@ -277,6 +325,27 @@ class RunStore:
     def evaluations(self) -> list[dict[str, Any]]:
         """All evaluations, by step; each a record as `evaluation/` makes it."""
         return [_checked_evaluation(self.evaluation_path(step)) for step in self.evaluation_steps()]
+
+
+def kept_steps(steps: Sequence[int], limit: int, spacing: int) -> list[int]:
+    """Of sorted saved steps, at most `limit` that are evenly spread, and the last; 0 is all.
+
+    Steps are saved every `spacing`. Those kept are the first of each stretch, whose length doubles
+    as the run grows. So what stays depends on how far the run is, and not on when it was cut.
+
+    >>> kept_steps([1, 2, 3, 4, 5, 6, 7], 4, 1)
+    [1, 3, 5, 7]
+    """
+    if not limit or not steps:
+        return list(steps)
+    places = (steps[-1] - 1) // spacing + 1
+    stretch = 1
+    while places > limit * stretch:
+        stretch *= 2
+    first: dict[int, int] = {}
+    for step in steps:
+        first.setdefault((step - 1) // spacing // stretch, step)
+    return sorted({*first.values(), steps[-1]})
 
 
 def _steps(folder: Path, suffix: str) -> list[int]:

@@ -210,14 +210,16 @@ def to_csv(results: Iterable[Table]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, fields, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: as_text(value) for key, value in row.items()} for row in rows.values())
+    writer.writerows(
+        {key: no_formula(value) for key, value in row.items()} for row in rows.values()
+    )
     return out.getvalue()
 
 
-def as_text(cell: str) -> str:
+def no_formula(cell: str) -> str:
     """A cell that a spreadsheet does not take for a formula; a number stays one.
 
-    >>> as_text("=1+1"), as_text("-0.5")
+    >>> no_formula("=1+1"), no_formula("-0.5")
     ("'=1+1", '-0.5')
     """
     try:
