@@ -20,12 +20,14 @@ FILES = sorted(HOME.rglob("*.py"))
 
 MAY_IMPORT = {
     "errors": set(),
+    "secrets": set(),
+    "visible": set(),
     "objective": set(),
     "tasks": {"errors"},
     "models": {"errors"},
     "kernels": {"errors", "objective"},
     "rollout": {"errors", "objective", "kernels", "models"},
-    "training": {"errors", "objective", "kernels", "models", "rollout"},
+    "training": {"errors", "secrets", "visible", "objective", "kernels", "models", "rollout"},
     "evaluation": {"errors", "objective", "kernels", "models", "rollout", "tasks"},
     "__init__": {"objective"},
 }

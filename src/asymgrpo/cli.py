@@ -11,10 +11,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from asymgrpo.errors import Interrupted, UserError, file_error
+from asymgrpo.experiment.display import tell
+from asymgrpo.visible import visible, write_any_text
 
 app = typer.Typer(
     help="GRPO-family reinforcement learning that treats a rollout by the sign of its advantage.",
@@ -102,7 +104,7 @@ def train(
 
     store = train_run(settings, path, console)
     seconds = store.run().get("seconds", 0.0)
-    console.print(f"wrote {path} ({settings.steps} steps, {seconds:.0f} s)", soft_wrap=True)
+    tell(console, f"wrote {path} ({settings.steps} steps, {seconds:.0f} s)")
     for record in store.evaluations()[-1:]:
         estimate = record["metrics"]["pass@1"]
         console.print(
@@ -110,7 +112,7 @@ def train(
             f"[{estimate['low']:.3f}, {estimate['high']:.3f}]",
             highlight=False,
         )
-    console.print(f"next: asymgrpo report {path}   or   asymgrpo inspect {path}", soft_wrap=True)
+    tell(console, f"next: asymgrpo report {path}   or   asymgrpo inspect {path}")
 
 
 @app.command()
@@ -175,11 +177,12 @@ def compare(
             for job in jobs
         ]
         for row in rows:
-            print("  ".join(row[name].ljust(max(len(r[name]) for r in rows)) for name in row))
+            cells = (row[name].ljust(max(len(r[name]) for r in rows)) for name in row)
+            print(visible("  ".join(cells)))
         return
     from asymgrpo.experiment.launch import launch
 
-    console.print(f"{len(jobs)} runs of {jobs[0].settings.steps} steps into {folder}")
+    tell(console, f"{len(jobs)} runs of {jobs[0].settings.steps} steps into {folder}")
     launch(jobs, folder, console, at_once)
     _conclude([job.folder for job in jobs], folder)
 
@@ -194,15 +197,16 @@ def _conclude(folders: list[Path], out: Path) -> None:
     comparison = compare_runs(load_runs(folders))
     _print_rows(table_rows(comparison))
     if comparison.intervals:
-        console.print(comparison.intervals, highlight=False)
+        console.print(comparison.intervals, highlight=False, markup=False)
     console.print(comparison.headline, highlight=False, markup=False)
     summary = out / "comparison.json"
     write_atomically(summary, (json.dumps(comparison.to_dict(), indent=2) + "\n").encode())
     page = build_report(folders, out / "report.html")
-    console.print(f"wrote {summary} and {page}")
-    console.print(
+    tell(console, f"wrote {summary} and {page}")
+    tell(
+        console,
         f"next: open {page}   or, on a GPU: asymgrpo compare --model Qwen/Qwen2.5-1.5B-Instruct "
-        "--task gsm8k --lora 16"
+        "--task gsm8k --lora 16",
     )
 
 
@@ -247,7 +251,7 @@ def evaluate(
     _print_rows(rows)
     if record["grader_failures"]:
         console.print(f"the grader failed on {record['grader_failures']} answers")
-    console.print(f"wrote {path}")
+    tell(console, f"wrote {path}")
 
 
 def _interval(estimate: dict[str, Any]) -> str:
@@ -267,8 +271,8 @@ def report(
     from asymgrpo.report import build_report
 
     page = build_report(folders, out, title=title, figures=figures)
-    console.print(f"wrote {page}" + (f" and {figures}" if figures else ""))
-    console.print(f"next: open {page} in a browser")
+    tell(console, f"wrote {page}" + (f" and {figures}" if figures else ""))
+    tell(console, f"next: open {page} in a browser")
 
 
 @app.command()
@@ -333,7 +337,7 @@ def _print_rows(rows: list[dict[str, str]]) -> None:
         for name in block:
             table.add_column(name, overflow="fold")
         for row in rows:
-            table.add_row(*(escape(row[name]) for name in (first, *block)))
+            table.add_row(*(Text(visible(row[name])) for name in (first, *block)))
         console.print(table, highlight=False)
 
 
@@ -375,10 +379,11 @@ def main() -> None:
     # Nothing below needs the hub's progress bars, and they tear the display.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    write_any_text()
     try:
         app()
     except UserError as error:
-        print(f"asymgrpo: {error}", file=sys.stderr)
+        print(f"asymgrpo: {visible(str(error))}", file=sys.stderr)
         sys.exit(2)
     except Interrupted:
         print("asymgrpo: interrupted; the same command goes on from here", file=sys.stderr)
@@ -390,7 +395,7 @@ def main() -> None:
     except OSError as error:
         if error.errno is None:  # not the system's word on a file, so not the user's to mend
             raise
-        print(f"asymgrpo: {file_error(error)}", file=sys.stderr)
+        print(f"asymgrpo: {visible(str(file_error(error)))}", file=sys.stderr)
         sys.exit(2)
 
 

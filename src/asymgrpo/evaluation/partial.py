@@ -74,7 +74,10 @@ class PartialResults:
                 return row
         except (ValueError, RecursionError):
             pass
-        raise UserError(f"{self.path}:{number} is no evaluated problem; remove the file")
+        raise UserError(
+            f"{self.path}:{number} is no evaluated problem; correct that line, or move "
+            "the file elsewhere"
+        )
 
     def _mend(self) -> None:
         """Cut off a last line without its newline: the write was interrupted."""

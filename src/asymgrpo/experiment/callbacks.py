@@ -19,7 +19,9 @@ from rich.progress import (
 )
 from transformers import TrainerCallback
 
+from asymgrpo.experiment.display import SHOWN, progress_note
 from asymgrpo.experiment.store import RunStore
+from asymgrpo.visible import visible
 
 Evaluate = Callable[[int], dict[str, Any]]
 
@@ -89,18 +91,18 @@ class ProgressBar(TrainerCallback):
     """Steps, the time left, the reward and the entropy."""
 
     def __init__(self, label: str, console: Console):
-        self.label = label
+        self.label = visible(label)
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
         )
-        self.seen: dict[str, float] = {}
+        self.seen: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bar.start()
@@ -109,8 +111,8 @@ class ProgressBar(TrainerCallback):
         )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        self.seen |= {key: logs[key] for key in ("reward", "entropy") if key in logs}
-        note = "  ".join(f"{key} {value:.3f}" for key, value in self.seen.items())
+        self.seen |= {key: logs[key] for key in SHOWN if key in logs}
+        note = progress_note(self.seen)
         self.bar.update(self.row, completed=state.global_step, note=note)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

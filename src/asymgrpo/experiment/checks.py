@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+import torch
+
 from asymgrpo.errors import UserError
 
 LEAST: dict[str, float] = {
@@ -85,3 +87,18 @@ def settings_at_fault() -> Iterator[None]:
         raise
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         raise UserError(f"these settings cannot be run: {' '.join(str(error).split())}") from error
+
+
+def check_weights(model: torch.nn.Module, name: str) -> None:
+    """Refuse weights that are NaN or infinite: what they sample, and learn, means nothing.
+
+    >>> check_weights(torch.nn.Linear(1, 1), "a model")
+    """
+    for key, weight in model.named_parameters():
+        # Of a quantised weight, the scales beside it are what can go wrong.
+        plain = weight.is_floating_point() and weight.element_size() > 1
+        if plain and not bool(weight.detach().isfinite().all()):
+            raise UserError(
+                f"{name} has weights that are not finite ({key}); take an earlier checkpoint, or "
+                "another model"
+            )

@@ -10,18 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 from asymgrpo.errors import UserError
 from asymgrpo.evaluation import evaluate_policy
+from asymgrpo.experiment.checks import check_weights
+from asymgrpo.experiment.display import tell
 from asymgrpo.experiment.run import training_sampling
 from asymgrpo.experiment.settings import MOST, RunSettings, trainer_defaults
 from asymgrpo.experiment.signals import stopped_by_signals
-from asymgrpo.experiment.store import RunStore, write_atomically
+from asymgrpo.experiment.store import RUN_FILE, RunStore, write_atomically
 from asymgrpo.models import load_policy
 from asymgrpo.rollout import Sampling, choose_engine
 from asymgrpo.rollout.choice import ENGINES
+from asymgrpo.secrets import redacted
 from asymgrpo.tasks import load_task
+from asymgrpo.visible import visible
 
 
 @dataclass(frozen=True)
@@ -72,13 +77,14 @@ def evaluate_model(
     task = load_task(subject.task, path=subject.task_path, prompt=subject.prompt)
     rows = task.examples(request.split)
     policy = load_policy(subject.weights, trust_remote_code=request.trust_remote_code)
+    check_weights(policy.model, request.model)
     engine, reason = choose_engine(subject.engine, policy.model, policy.tokenizer)
     if reason:
-        console.print(reason, markup=False)
+        tell(console, reason)
     count = len(rows) if request.problems is None else min(request.problems, len(rows))
     path = out or default_path(request.model, store.exists(), task.name, request.split)
     with stopped_by_signals(), Progress(console=console, transient=True) as bar:
-        row = bar.add_task(f"{task.name} {request.split}", total=None)
+        row = bar.add_task(escape(visible(f"{task.name} {request.split}")), total=None)
         result = evaluate_policy(
             engine,
             policy.tokenizer,
@@ -96,7 +102,7 @@ def evaluate_model(
             partial=path.with_suffix(".partial.jsonl"),
         )
     asked = {"prompt": subject.prompt, "system_prompt": subject.system_prompt}
-    result = {"model": request.model, **asked, **result}
+    result = redacted({"model": request.model, **asked}) | result
     write_atomically(path, (json.dumps(result) + "\n").encode())
     path.with_suffix(".partial.jsonl").unlink(missing_ok=True)
     return path, result
@@ -126,8 +132,11 @@ def find_subject(request: Request, store: RunStore) -> Subject:
             request.system_prompt, None, sampling, request.engine or "native",
         )  # fmt: skip
     record = store.run()
-    settings = RunSettings.from_dict(record.get("settings") or {"task": record["task"]})
-    trainer = {**trainer_defaults(), **settings.trainer, **record.get("resolved", {})}
+    known = record.get("settings") or {key: record[key] for key in ("task",) if record.get(key)}
+    if request.task is None and "task" not in known:
+        raise UserError(f"{store.folder / RUN_FILE} names no task; pass --task")
+    settings = RunSettings.from_dict(known)
+    trainer = {**trainer_defaults(), **settings.trainer, **(record.get("resolved") or {})}
     same_task = request.task in (None, settings.task)
     own = settings if same_task else RunSettings()  # a prompt and its data belong to a task
     return Subject(

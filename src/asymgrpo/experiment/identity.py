@@ -31,7 +31,9 @@ _PLACE = "only where it runs"
 NOT_IDENTITY: dict[str, str] = {
     "seed": "tells runs of one variant apart",
     **dict.fromkeys(("output_dir", "out", "run_name"), "only a name"),
-    **dict.fromkeys(("sample_every", "sample_groups", "log_completions_hub_repo"), _RECORDS),
+    **dict.fromkeys(
+        ("sample_every", "sample_groups", "keep_rollouts", "log_completions_hub_repo"), _RECORDS
+    ),
     "reward_timeout": "a reward function that overruns it ends the run",
     **dict.fromkeys(
         ("report_to", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
@@ -66,7 +68,7 @@ variance is measured on the log."""
 
 NOT_SETTINGS = frozenset({
     "name", "label", "seed", "status", "created", "seconds", "finished", "versions", "device",
-    "settings", "resolved", "overrides",
+    "settings", "resolved", "overrides", "format", "machine", "sittings",
 })  # fmt: skip
 """Fields of `run.json` that tell of a run rather than set it, or say again what `settings` say."""
 

@@ -18,9 +18,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from asymgrpo.errors import Interrupted, UserError
+from asymgrpo.experiment.display import MetricsTail, progress_note, tell
 from asymgrpo.experiment.plan import Job
 from asymgrpo.experiment.signals import stopped_by_signals
-from asymgrpo.experiment.store import RunStore
+from asymgrpo.experiment.store import FORMAT, RunStore, read_plan, write_atomically
+from asymgrpo.visible import visible
+
+PLAN_FILE = "plan.json"
+"""In a comparison's folder: what all of its runs must share that no setting says."""
 
 
 def finished(folder: Path) -> bool:
@@ -41,24 +46,47 @@ def visible_gpus() -> list[str]:
     return [str(index) for index, _ in enumerate(listed.stdout.splitlines())]
 
 
-def worker_environments(jobs: int, at_once: int | None) -> list[dict[str, str]]:
-    """An environment a worker: a GPU each, or an equal share of the cores each."""
+def worker_environments(
+    jobs: Sequence[Job], missing: int, out: Path, at_once: int | None
+) -> list[dict[str, str]]:
+    """An environment for each worker: its GPU, if there are any, and its number of threads."""
     gpus = visible_gpus()
     cores = len(os.sched_getaffinity(0))
-    count = max(1, min(jobs, at_once or (len(gpus) if gpus else cores)))
-    shared = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // count))}
+    most = at_once or (len(gpus) if gpus else cores)
+    threads = planned_threads(out, share=max(1, cores // max(1, min(len(jobs), most))))
+    count = max(1, min(missing, most))
+    shared = {**os.environ, "OMP_NUM_THREADS": threads}
     shared |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     if not gpus:
         return [shared] * count
     return [{**shared, "CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} for i in range(count)]
 
 
+def planned_threads(out: Path, share: int) -> str:
+    """OMP_NUM_THREADS of every worker of the comparison in `out`, now and when it is restarted.
+
+    Sums depend in their last bits on how many threads make them. So the number is the user's own
+    if there is one, else what the comparison began with, else `share`; it is kept in `out`.
+    """
+    path = out / PLAN_FILE
+    kept = read_plan(path).get("threads") if path.is_file() else None
+    if kept is not None and (type(kept) is not str or not kept):
+        raise UserError(f"{path}: threads is {kept!r:.60}; correct it in the file")
+    threads: str = os.environ.get("OMP_NUM_THREADS") or kept or str(share)
+    if kept is None:
+        record = {"format": FORMAT, "threads": threads}
+        write_atomically(path, (json.dumps(record) + "\n").encode())
+    return threads
+
+
 class Worker(threading.Thread):
     """Feeds jobs to one worker process until there are none; a process that dies is replaced."""
 
-    def __init__(self, jobs: SimpleQueue[Job], environment: dict[str, str], log: Path):
+    def __init__(
+        self, jobs: SimpleQueue[Job], environment: dict[str, str], log: Path, console: Console
+    ):
         super().__init__(daemon=True)
-        self.jobs, self.environment, self.log = jobs, environment, log
+        self.jobs, self.environment, self.log, self.console = jobs, environment, log, console
         self.process: subprocess.Popen[str] | None = None
         self.current: Job | None = None
         self.errors: list[tuple[Job, str]] = []
@@ -86,13 +114,15 @@ class Worker(threading.Thread):
             process.stdin.flush()
         except BrokenPipeError:
             pass  # it died; reading its answer says so
-        answer = process.stdout.readline()
-        if not answer:
-            process.wait()
-            self.process = None
-            return f"the worker process died (exit code {process.returncode}); see {self.log}"
-        error: str | None = json.loads(answer).get("error")
-        return error
+        for line in process.stdout:
+            answer = json.loads(line)
+            if "note" not in answer:
+                error: str | None = answer.get("error")
+                return error
+            tell(self.console, f"{job.folder.name}: {answer['note']}")
+        process.wait()
+        self.process = None
+        return f"the worker process died (exit code {process.returncode}); see {self.log}"
 
     def _ensure_process(self) -> subprocess.Popen[str]:
         if self.process is None:
@@ -129,9 +159,9 @@ def launch(jobs: Sequence[Job], out: Path, console: Console, at_once: int | None
     queue: SimpleQueue[Job] = SimpleQueue()
     for job in missing:
         queue.put(job)
-    environments = worker_environments(len(missing), at_once)
+    environments = worker_environments(jobs, len(missing), out, at_once)
     workers = [
-        Worker(queue, environment, out / f"worker-{number}.log")
+        Worker(queue, environment, out / f"worker-{number}.log", console)
         for number, environment in enumerate(environments)
     ]
     for worker in workers:
@@ -157,32 +187,31 @@ def _watch(jobs: Sequence[Job], workers: Sequence[Worker], console: Console) -> 
         TextColumn("all runs"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
     )
     total = sum(job.settings.steps for job in jobs)
-    done = sum(job.settings.steps for job in jobs if finished(job.folder))
+    ended = {job.folder for job in jobs if finished(job.folder)}
+    done = sum(job.settings.steps for job in jobs if job.folder in ended)
+    tails = {job.folder: MetricsTail(RunStore(job.folder)) for job in jobs}
     row = bar.add_task("", total=total, completed=done, left="")
     started, begun_at = time.monotonic(), done
     with Live(console=console, refresh_per_second=2, transient=True) as live:
         while any(worker.is_alive() for worker in workers):
             active = [worker.current for worker in workers if worker.current is not None]
-            lines, steps = [], {job.folder: _progress(job) for job in active}
+            # A run that was not looked at yet has not begun, and one that has ended stays so.
+            begun = {folder for folder, tail in tails.items() if tail.step} - ended
+            ended |= {folder for folder in begun if finished(folder)}
+            done = sum(job.settings.steps for job in jobs if job.folder in ended)
+            lines = []
             for job in active:
-                step, note = steps[job.folder]
-                lines.append(Text(f"  {job.folder.name}  {step}/{job.settings.steps}  {note}"))
-            done = sum(job.settings.steps for job in jobs if finished(job.folder))
-            done += sum(step for job, (step, _) in steps.items() if not finished(job))
+                step, seen = tails[job.folder].look()
+                done += step if job.folder not in ended else 0
+                note = progress_note(seen)
+                lines.append(
+                    Text(visible(f"  {job.folder.name}  {step}/{job.settings.steps}  {note}"))
+                )
             rate = (done - begun_at) / max(time.monotonic() - started, 1e-9)
             left = _duration((total - done) / rate) + " left" if done > begun_at else ""
             bar.update(row, completed=done, left=left)
             live.update(Group(bar, *lines))
             time.sleep(0.5)
-
-
-def _progress(job: Job) -> tuple[int, str]:
-    rows = RunStore(job.folder).metrics()
-    seen: dict[str, float] = {}
-    for row in rows[-20:]:
-        seen |= {key: row[key] for key in ("reward", "entropy") if key in row}
-    note = "  ".join(f"{key} {value:.3f}" for key, value in seen.items())
-    return (rows[-1]["step"] if rows else 0), note
 
 
 def _duration(seconds: float) -> str:

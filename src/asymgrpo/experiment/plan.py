@@ -18,9 +18,9 @@ from asymgrpo.experiment.identity import (
     labels,
     word,
 )
-from asymgrpo.experiment.secrets import redacted
 from asymgrpo.experiment.settings import ALIASES, RunSettings, coerce, from_text, make_settings
-from asymgrpo.experiment.store import RunStore
+from asymgrpo.experiment.store import RUN_FILE, RunStore
+from asymgrpo.secrets import redacted
 
 SPEC_KEYS = ("algorithms", "seeds", "sweep")
 
@@ -230,8 +230,12 @@ def refuse_another_run(store: RunStore, settings: RunSettings) -> None:
     found = differences({"settings": kept}, wanted)
     if kept.get("seed", settings.seed) != settings.seed:
         found.append(f"seed {kept['seed']}, not {settings.seed}")
-    if not kept or found:
-        what = f" ({'; '.join(found[:3])})" if found else ""
+    if not kept:
         raise UserError(
-            f"{store.folder} holds another run{what}; choose another --out, or remove the folder"
+            f"{store.folder / RUN_FILE} has no settings, so the run cannot be continued; choose "
+            "another --out"
+        )
+    if found:
+        raise UserError(
+            f"{store.folder} holds another run ({'; '.join(found[:3])}); choose another --out"
         )

@@ -8,7 +8,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,18 +22,20 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
-from asymgrpo.experiment.checks import check_trainer, settings_at_fault
+from asymgrpo.experiment.checks import check_trainer, check_weights, settings_at_fault
 from asymgrpo.experiment.data import check_lengths, load_reward, training_rows, training_set
+from asymgrpo.experiment.display import tell
 from asymgrpo.experiment.identity import NOT_IDENTITY, differences
 from asymgrpo.experiment.interruption import interruptible
 from asymgrpo.experiment.lock import alone_in
+from asymgrpo.experiment.machine import changed_machine, machine_facts
 from asymgrpo.experiment.plan import refuse_another_run
-from asymgrpo.experiment.secrets import redacted
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.models import Policy, load_policy, lora_config
 from asymgrpo.objective.presets import OVERRIDES
 from asymgrpo.rollout import Sampling
+from asymgrpo.secrets import redacted
 from asymgrpo.tasks import Task, load_task
 from asymgrpo.training.resuming import checkpoints, clear_leftovers, put_in_place, writing
 from asymgrpo.training.trl import AsymGRPOConfig, AsymGRPOTrainer
@@ -90,7 +92,7 @@ def run_record(
 ) -> dict[str, Any]:
     """`run.json`: what was asked for, as resolved, and by what it is run."""
     overrides = settings.overrides
-    return {
+    record = {
         "name": folder.name,
         "status": "running",
         "algorithm": settings.algorithm,
@@ -101,14 +103,16 @@ def run_record(
         "task": settings.task,
         "seed": settings.seed,
         "steps": settings.steps,
-        "config": redacted({k: v for k, v in settings.trainer.items() if k not in overrides}),
-        "settings": redacted(settings.to_dict()),
-        "resolved": redacted(resolved_settings(config)),
+        "config": {k: v for k, v in settings.trainer.items() if k not in overrides},
+        "settings": settings.to_dict(),
+        "resolved": resolved_settings(config),
         "versions": {name: importlib.metadata.version(name) for name in VERSIONED}
         | {"python": platform.python_version()},
         "device": device,
+        "machine": machine_facts(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    return redacted(record)
 
 
 def resolved_settings(config: AsymGRPOConfig) -> dict[str, Any]:
@@ -123,23 +127,41 @@ def resolved_settings(config: AsymGRPOConfig) -> dict[str, Any]:
     return plain | {"processes": config.world_size}
 
 
-def open_store(settings: RunSettings, folder: Path) -> RunStore:
-    """The run's folder, new or holding this very run."""
-    store = RunStore(folder)
+def is_finished(store: RunStore, settings: RunSettings, record: Mapping[str, Any]) -> bool:
+    """Whether the run is done; refuses a folder that holds neither nothing nor this very run."""
+    folder = store.folder
     refuse_another_run(store, settings)
-    if not store.exists() and folder.exists() and (not folder.is_dir() or holds_something(folder)):
+    if store.exists():
+        if store.run().get("status") == "finished":
+            return True
+        refuse_other_trainer(store, record)
+    elif folder.exists() and (not folder.is_dir() or holds_something(folder)):
         raise UserError(f"{folder} exists and holds no run; choose another --out")
-    return store
+    return False
 
 
 def refuse_other_trainer(store: RunStore, record: Mapping[str, Any]) -> None:
     """A run goes on as it began: not in another precision, or on another number of processes."""
-    found = differences(store.run(), record)
+    kept = store.run()
+    # An older record may lack pieces that came later; what they were set by is in its settings.
+    parts = {name: filled(kept.get(name) or {}, record[name]) for name in ("objective", "resolved")}
+    found = differences(kept | parts, record)
     if found:
         raise UserError(
             f"{store.folder} was begun otherwise ({'; '.join(found[:3])}); go on as it began, or "
             "choose another --out"
         )
+
+
+def filled(kept: Any, newer: Any) -> Any:
+    """`kept` with what only `newer` has, at any depth.
+
+    >>> filled({"a": {"b": 1}}, {"a": {"b": 2, "c": 3}, "d": 4})
+    {'a': {'b': 1, 'c': 3}, 'd': 4}
+    """
+    if not isinstance(kept, Mapping) or not isinstance(newer, Mapping):
+        return kept
+    return {**kept, **{k: filled(kept[k], v) if k in kept else v for k, v in newer.items()}}
 
 
 def holds_something(folder: Path) -> bool:
@@ -226,6 +248,20 @@ def checkpoint_to_go_on_from(store: RunStore) -> Path | None:
     return newest[0] if newest else None
 
 
+def rollout_sink(
+    settings: RunSettings, config: AsymGRPOConfig, store: RunStore
+) -> Callable[[int, list[dict[str, Any]]], None]:
+    """Saves the rollouts of a step, and drops those of earlier steps that are not to be kept."""
+    micro_steps = settings.sample_every * config.steps_per_generation * config.num_iterations
+    spacing = max(1, micro_steps // config.gradient_accumulation_steps)
+
+    def save(step: int, rows: list[dict[str, Any]]) -> None:
+        store.write_rollouts(step, rows)
+        store.thin_rollouts(settings.keep_rollouts, spacing)
+
+    return save
+
+
 def build_trainer(
     settings: RunSettings, config: AsymGRPOConfig, store: RunStore, task: Task, policy: Policy
 ) -> AsymGRPOTrainer:
@@ -245,7 +281,7 @@ def build_trainer(
             train_dataset=data,
             processing_class=policy.tokenizer,
             peft_config=lora_config(settings.lora) if settings.lora else None,
-            rollout_sink=store.write_rollouts if settings.sample_every else None,
+            rollout_sink=rollout_sink(settings, config, store) if settings.sample_every else None,
             sample_every=max(settings.sample_every, 1),
             sampled_groups=settings.sample_groups,
             callbacks=[Recorder(store), ConstantReward()],
@@ -259,24 +295,32 @@ def build_trainer(
     return trainer
 
 
-def train_run(settings: RunSettings, folder: Path, console: Console | None = None) -> RunStore:
+def train_run(
+    settings: RunSettings,
+    folder: Path,
+    console: Console | None = None,
+    say: Callable[[str], None] | None = None,
+) -> RunStore:
     """Train as `settings` say, into `folder`, from where it was cut off if it was.
 
     A finished run is left as it is. Ctrl-C and SIGTERM end it after a checkpoint, with
-    `Interrupted`.
+    `Interrupted`. What a person should know of how it goes on is printed, or goes to `say`.
     """
     config = trainer_config(settings, folder)
-    store = open_store(settings, folder)
+    store = RunStore(folder)
     record = run_record(settings, config, folder, str(config.device))
-    if store.exists():
-        if store.run().get("status") == "finished":
-            return store
-        refuse_other_trainer(store, record)
+    if is_finished(store, settings, record):
+        return store
     task = load_task(settings.task, path=settings.task_path, prompt=settings.prompt)
     set_seed(settings.seed)
     policy = load_policy(settings.model, trust_remote_code=settings.trust_remote_code)
+    check_weights(policy.model, settings.model)
     trainer = build_trainer(settings, config, store, task, policy)
     with alone_in(folder) if config.process_index == 0 else contextlib.nullcontext():
+        # Another command may have begun a run here, or ended this one, since the folder was free.
+        if config.process_index == 0 and is_finished(store, settings, record):
+            return store
+        tell_of_another_machine(store, record, say or trainer._say)
         if trainer.precision is not None:
             record["precision"] = trainer.precision.record()
         before = store.run().get("seconds") or 0.0 if store.exists() else 0.0
@@ -297,6 +341,16 @@ def train_run(settings: RunSettings, folder: Path, console: Console | None = Non
     return store
 
 
+def tell_of_another_machine(
+    store: RunStore, record: Mapping[str, Any], say: Callable[[str], None]
+) -> None:
+    """One line where a run goes on with other threads, or on another machine, than it began."""
+    before = store.run().get("machine") or {} if store.exists() else {}
+    line = changed_machine(before, record["machine"])
+    if line:
+        say(line)
+
+
 def train_on(
     trainer: AsymGRPOTrainer, store: RunStore, settings: RunSettings, console: Console | None
 ) -> bool:
@@ -304,7 +358,7 @@ def train_on(
     checkpoint = checkpoint_to_go_on_from(store)
     bar = None if console is None else ProgressBar(settings.label, console)
     if console is not None and checkpoint is not None:
-        console.print(f"going on from {checkpoint}")
+        tell(console, f"going on from {checkpoint}")
     if bar is not None:
         trainer.add_callback(bar)
     with interruptible() as interruption:

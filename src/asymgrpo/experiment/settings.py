@@ -53,13 +53,16 @@ class RunSettings:
     """Save traces of every so many rollout batches; 0 for none."""
     sample_groups: int = 2
     """Prompts whose rollouts are saved, of a batch."""
+    keep_rollouts: int = 256
+    """Steps whose saved rollouts stay, evenly spread with the first and the last; 0 for all."""
     trust_remote_code: bool = False
     trainer: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         least = {
             "steps": 1, "lora": 0, "eval_every": 0, "eval_problems": 1, "eval_samples": 1,
-            "sample_every": 0, "sample_groups": 1, "seed": 0, "reward_timeout": 0.001,
+            "sample_every": 0, "sample_groups": 1, "keep_rollouts": 0, "seed": 0,
+            "reward_timeout": 0.001,
         }  # fmt: skip
         for name, smallest in least.items():
             if not smallest <= getattr(self, name) <= MOST:
@@ -73,6 +76,9 @@ class RunSettings:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> RunSettings:
+        unknown = record.keys() - {entry.name for entry in dataclasses.fields(cls)}
+        if unknown:
+            raise UserError(f"the run has settings unknown here: {', '.join(sorted(unknown))}")
         return cls(**{**record, "reward": tuple(record.get("reward", ()))})
 
     @property

@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -23,6 +24,11 @@ from asymgrpo.errors import UserError, errors_name
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
+
+ROW_GROUP = 16
+"""Rollouts that are written, and read, at a time."""
+MOST_VALUES = 1_000_000
+"""Values of a column that a scale is made of."""
 
 TOKEN_COLUMNS = {
     "token_ids": pa.int32(),
@@ -85,9 +91,49 @@ def read_json(text: str) -> Any:
         raise ValueError("nested too deep") from None
 
 
+FORMAT = 2
+"""Of a run's folder, kept in `run.json`. Format 1 has no number, and says nothing of the machine;
+a change that an older reader would get wrong is a new format, with a step in `UPGRADES`."""
+
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: lambda record: {"machine": {}} | record,
+}
+"""By format: `run.json` of it as the next format has it."""
+
+
+def upgraded(record: dict[str, Any], path: Path) -> dict[str, Any]:
+    """`run.json` of this or an older format, as this format has it.
+
+    >>> upgraded({"seed": 0}, Path("run.json"))
+    {'machine': {}, 'seed': 0, 'format': 2}
+    >>> upgraded({"format": 9}, Path("run.json"))
+    Traceback (most recent call last):
+    ...
+    asymgrpo.errors.UserError: run.json has format 9, of a newer asymgrpo; this one reads formats \
+up to 2, so upgrade it to read this folder
+    """
+    number = record.get("format", 1)
+    if type(number) is not int or number < 1:
+        raise UserError(f"{path}: format is {number!r:.60}, which is no format; correct it")
+    if number > FORMAT:
+        raise UserError(
+            f"{path} has format {number}, of a newer asymgrpo; this one reads formats up to "
+            f"{FORMAT}, so upgrade it to read this folder"
+        )
+    for older in range(number, FORMAT):
+        record = UPGRADES[older](record)
+    return record | {"format": FORMAT}
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """What a comparison keeps of its plan, of this or an older format."""
+    return upgraded(_read_object(path), path)
+
+
 RUN_FIELDS: dict[str, Any] = {
     **dict.fromkeys(("name", "status", "algorithm", "label", "model", "task", "device"), str),
     **dict.fromkeys(("overrides", "objective", "config", "settings", "versions"), dict),
+    **dict.fromkeys(("resolved", "machine"), dict),
     **dict.fromkeys(("seed", "steps"), int),
     **dict.fromkeys(("seconds",), int | float),
 }
@@ -118,17 +164,20 @@ class RunStore:
     # run.json
 
     def write_run(self, record: Mapping[str, Any]) -> None:
-        text = json.dumps(record, indent=2, sort_keys=True, allow_nan=True) + "\n"
+        text = (
+            json.dumps({**record, "format": FORMAT}, indent=2, sort_keys=True, allow_nan=True)
+            + "\n"
+        )
         write_atomically(self.folder / RUN_FILE, text.encode())
 
     def run(self) -> dict[str, Any]:
         path = self.folder / RUN_FILE
         if not path.is_file():
             raise UserError(f"{self.folder} holds no run ({RUN_FILE} is missing)")
-        record = _read_object(path)
+        record = upgraded(_read_object(path), path)
         for key, kind in RUN_FIELDS.items():
             if record.get(key) is not None and not isinstance(record[key], kind):
-                raise UserError(f"{path}: {key} is {record[key]!r:.60}; mend or remove it")
+                raise UserError(f"{path}: {key} is {record[key]!r:.60}; correct it in the file")
         return record
 
     def update_run(self, **changes: Any) -> None:
@@ -162,7 +211,7 @@ class RunStore:
             except ValueError:
                 if number == len(lines):  # no newline behind it: the write was cut off
                     return
-                raise UserError(f"{path}:{number} is not JSON; mend or remove the line") from None
+                raise UserError(f"{path}:{number} is not JSON; correct that line") from None
             if not isinstance(row, dict) or type(row.get("step")) is not int:
                 raise UserError(f'{path}:{number} must be a JSON object with a whole "step"')
             yield row
@@ -180,7 +229,7 @@ class RunStore:
         clean = [{key: _plain_text(value) for key, value in row.items()} for row in rows]
         table = pa.Table.from_pylist(clean, schema=ROLLOUT_SCHEMA)
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
+        pq.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP)
         path = self.rollouts_path(step)
         write_atomically(path, sink.getvalue().to_pybytes())
         return path
@@ -203,18 +252,62 @@ class RunStore:
     def rollout_steps(self) -> list[int]:
         return _steps(self.folder / "rollouts", ".parquet")
 
+    def thin_rollouts(self, limit: int, spacing: int) -> None:
+        """Drop saved steps but for `kept_steps`."""
+        saved = self.rollout_steps()
+        for step in set(saved) - set(kept_steps(saved, limit, spacing)):
+            self.rollouts_path(step).unlink()
+
     def rollouts(self, step: int) -> list[dict[str, Any]]:
+        """All rows of a step, with all columns."""
+        return [row for batch in self._batches(step, None) for row in batch.to_pylist()]
+
+    def rollouts_at(self, step: int, places: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows of a step by their places in it, with all columns; no others are held in memory."""
+        found: dict[int, dict[str, Any]] = {}
+        start = 0
+        for batch in self._batches(step, None):
+            inside = [place - start for place in places if 0 <= place - start < batch.num_rows]
+            found |= {start + place: batch.slice(place, 1).to_pylist()[0] for place in inside}
+            start += batch.num_rows
+        return [found[place] for place in places]
+
+    def rollout_columns(self, step: int, names: Sequence[str]) -> list[dict[str, Any]]:
+        """All rows of a step, with some columns."""
+        return [row for batch in self._batches(step, names) for row in batch.to_pylist()]
+
+    def token_values(self, step: int, names: Sequence[str]) -> np.ndarray:
+        """The values of per-token columns as one array; of many, evenly spread ones."""
+        every, parts = 1, [np.empty(0, np.float32)]
+        for name in names:
+            seen = 0
+            for batch in self._batches(step, [name]):
+                values = batch.column(name).flatten().to_numpy(zero_copy_only=False)
+                parts.append(np.array(values[-seen % every :: every], np.float32))
+                seen += len(values)
+                if sum(map(len, parts)) > MOST_VALUES:
+                    every, parts = 2 * every, [np.concatenate(parts)[::2]]
+        return np.concatenate(parts)
+
+    def _batches(self, step: int, names: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        """A step's rows, a few at a time."""
         path = self.rollouts_path(step)
         if not path.is_file():
             have = ", ".join(map(str, self.rollout_steps())) or "none"
             raise UserError(f"{self.folder} has no rollouts of step {step}; saved steps: {have}")
+        schema = ROLLOUT_SCHEMA
+        if names is not None:
+            schema = pa.schema([schema.field(name) for name in names])
         try:
-            table = pq.read_table(path)
-            rows: list[dict[str, Any]] = table.cast(ROLLOUT_SCHEMA).to_pylist()
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(ROW_GROUP, columns=schema.names):
+                    table = pa.Table.from_batches([batch]).cast(schema)
+                    yield from table.to_batches()
         except (pa.ArrowException, OSError, ValueError) as error:
             cause = " ".join(str(error).split())[:150]
-            raise UserError(f"{path} holds no rollouts of a run ({cause}); remove it") from None
-        return rows
+            raise UserError(
+                f"{path} holds no rollouts of a run ({cause}); restore it, or move it elsewhere"
+            ) from None
 
     # evaluations/
 
@@ -232,6 +325,27 @@ class RunStore:
     def evaluations(self) -> list[dict[str, Any]]:
         """All evaluations, by step; each a record as `evaluation/` makes it."""
         return [_checked_evaluation(self.evaluation_path(step)) for step in self.evaluation_steps()]
+
+
+def kept_steps(steps: Sequence[int], limit: int, spacing: int) -> list[int]:
+    """Of sorted saved steps, at most `limit` that are evenly spread, and the last; 0 is all.
+
+    Steps are saved every `spacing`. Those kept are the first of each stretch, whose length doubles
+    as the run grows. So what stays depends on how far the run is, and not on when it was cut.
+
+    >>> kept_steps([1, 2, 3, 4, 5, 6, 7], 4, 1)
+    [1, 3, 5, 7]
+    """
+    if not limit or not steps:
+        return list(steps)
+    places = (steps[-1] - 1) // spacing + 1
+    stretch = 1
+    while places > limit * stretch:
+        stretch *= 2
+    first: dict[int, int] = {}
+    for step in steps:
+        first.setdefault((step - 1) // spacing // stretch, step)
+    return sorted({*first.values(), steps[-1]})
 
 
 def _steps(folder: Path, suffix: str) -> list[int]:
@@ -267,7 +381,7 @@ def _checked_evaluation(path: Path) -> dict[str, Any]:
         and all(map(_is_number, row["scores"]))
         for row in rows
     ):
-        raise UserError(f"{path} is no evaluation of a run; remove it and run the command again")
+        raise UserError(f"{path} is no evaluation of a run; restore it, or move it elsewhere")
     return record
 
 

@@ -12,19 +12,20 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 
-def work(line: str) -> dict[str, Any]:
-    """Run the job in `line` and say how it ended."""
+def work(line: str, note: Callable[[str], None]) -> dict[str, Any]:
+    """Run the job in `line` and say how it ended; what a person should know goes to `note`."""
     from asymgrpo.errors import Interrupted, UserError
     from asymgrpo.experiment.run import train_run
     from asymgrpo.experiment.settings import RunSettings
 
     job = json.loads(line)
     try:
-        train_run(RunSettings.from_dict(job["settings"]), Path(job["folder"]))
+        train_run(RunSettings.from_dict(job["settings"]), Path(job["folder"]), say=note)
     except UserError as error:
         return {"error": str(error), "user": True}
     except Interrupted:
@@ -51,12 +52,16 @@ def main() -> None:
     jobs: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     busy = threading.Event()
     threading.Thread(target=read_jobs, args=(jobs, busy), daemon=True).start()
+
+    def send(answer: dict[str, Any]) -> None:
+        results.write(json.dumps(answer) + "\n")
+        results.flush()
+
     while (line := jobs.get()) is not None:
         busy.set()
-        result = work(line)
+        result = work(line, lambda text: send({"note": text}))
         busy.clear()
-        results.write(json.dumps(result) + "\n")
-        results.flush()
+        send(result)
 
 
 if __name__ == "__main__":

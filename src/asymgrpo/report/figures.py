@@ -210,8 +210,23 @@ def to_csv(results: Iterable[Table]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, fields, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows.values())
+    writer.writerows(
+        {key: no_formula(value) for key, value in row.items()} for row in rows.values()
+    )
     return out.getvalue()
+
+
+def no_formula(cell: str) -> str:
+    """A cell that a spreadsheet does not take for a formula; a number stays one.
+
+    >>> no_formula("=1+1"), no_formula("-0.5")
+    ("'=1+1", '-0.5')
+    """
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}" if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
+    return cell
 
 
 def _csv_cells(name: str, cell: Cell) -> dict[str, str]:

@@ -12,7 +12,7 @@ from asymgrpo.report.curves import labels_of
 from asymgrpo.report.sources import Source
 
 PER_RUN = {"name", "label", "seed", "status", "created", "seconds", "overrides", "finished",
-           "resolved"}  # fmt: skip
+           "resolved", "format", "machine", "sittings"}  # fmt: skip
 """Fields of `run.json` that name a run rather than set it."""
 PER_RUN_LEAVES = {"seed", "output_dir", "run_name", "logging_dir", "out"}
 

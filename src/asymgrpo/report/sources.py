@@ -12,6 +12,7 @@ from typing import Any
 from asymgrpo.errors import UserError
 from asymgrpo.experiment.identity import base_label, labels
 from asymgrpo.experiment.store import RUN_FILE, RunStore, read_json
+from asymgrpo.secrets import redacted
 
 STATE_FILE = "trainer_state.json"
 
@@ -140,7 +141,7 @@ def _distinct_names(paths: Sequence[Path]) -> list[str]:
 
 def _read_own(folder: Path, name: str) -> Source:
     store = RunStore(folder)
-    record = store.run()
+    record = redacted(store.run())  # of an older version, which may have known fewer kinds
     label = base_label({"name": name} | record)
     seed = record.get("seed")
     return Source(
@@ -172,7 +173,7 @@ def _read_trl(folder: Path, path: Path, name: str) -> Source:
         label=SEED_SUFFIX.sub("", name) or name,
         kind="trl",
         seed=int(found[1]) if found else None,
-        record=_trl_record(folder, path, state),
+        record=redacted(_trl_record(folder, path, state)),
         metrics=[rows[step] for step in sorted(rows)],
         notes=_trl_notes(rows.values()),
     )

@@ -17,7 +17,7 @@ from asymgrpo.errors import UserError
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.report.distributions import is_negative
 from asymgrpo.report.rollouts import alternate
-from asymgrpo.report.visible import visible
+from asymgrpo.visible import visible
 
 COLUMNS = {
     "entropy": "entropies",
@@ -62,9 +62,9 @@ def inspect_run(
     if not saved:
         raise UserError(f"{store.folder} has no saved rollouts")
     step = saved[-1] if step is None else step
-    rows = store.rollouts(step)
-    scale = scale_of(rows, colour_by)
-    chosen = _select(rows, group, limit, store, step)
+    rows = store.rollout_columns(step, ["group", "advantage"])
+    scale = scale_of(store.token_values(step, scaled_columns(colour_by)), colour_by)
+    chosen = store.rollouts_at(step, _select(rows, group, limit, store, step))
     out = console or Console()
     title = f"{store.name} · {record.get('label') or record.get('algorithm') or ''} · step {step}"
     out.print(Rule(Text(visible(title))))
@@ -87,8 +87,8 @@ def inspect_run(
 
 def _select(
     rows: Sequence[dict[str, Any]], group: int | None, limit: int | None, store: RunStore, step: int
-) -> list[dict[str, Any]]:
-    """Rows to print; a limit that cuts a prompt keeps rollouts of both signs."""
+) -> list[int]:
+    """Places of the rows to print; a limit that cuts a prompt keeps rollouts of both signs."""
     groups: dict[Any, list[int]] = {}
     for place, row in enumerate(rows):
         groups.setdefault(row["group"], []).append(place)
@@ -99,20 +99,29 @@ def _select(
     places = [place for name in wanted for place in alternate(groups[name], rows)][:limit]
     order = {name: rank for rank, name in enumerate(wanted)}
     places.sort(key=lambda p: (order[rows[p]["group"]], is_negative(rows[p]), p))
-    return [rows[place] for place in places]
+    return places
 
 
-def scale_of(rows: Sequence[Mapping[str, Any]], colour_by: str) -> float:
-    """Where the colour saturates: the 99th percentile over the step's tokens.
+def scaled_columns(colour_by: str) -> list[str]:
+    """The store's columns that a colouring's scale is made of.
 
-    >>> scale_of([{"entropies": [1.0, 1.0]}], "entropy")
-    1.0
+    >>> scaled_columns("weight"), scaled_columns("quadrant")
+    (['weight', 'grpo_weight'], [])
     """
     if colour_by in ("discount", "quadrant"):
+        return []
+    return ["weight", "grpo_weight"] if "weight" in colour_by else [COLUMNS[colour_by]]
+
+
+def scale_of(values: np.ndarray, colour_by: str) -> float:
+    """Where the colour saturates: the 99th percentile over the step's tokens, [N].
+
+    >>> scale_of(np.array([1.0, 1.0]), "entropy")
+    1.0
+    """
+    if not scaled_columns(colour_by):
         return 1.0
-    names = ("weight", "grpo_weight") if "weight" in colour_by else (COLUMNS[colour_by],)
-    values = [np.asarray(row[name], float) for row in rows for name in names if row.get(name)]
-    every = np.abs(np.concatenate(values)) if values else np.empty(0)
+    every = np.abs(values.astype(float))
     every = every[np.isfinite(every)]
     if colour_by == "ratio":
         every = np.abs(np.log(every[every > 0]))

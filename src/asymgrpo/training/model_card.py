@@ -10,6 +10,7 @@ from asymgrpo.errors import UserError
 from asymgrpo.models.sources import BUILT_IN, find_source
 from asymgrpo.objective.config import ObjectiveConfig
 from asymgrpo.objective.presets import ALGORITHMS, algorithm, differences
+from asymgrpo.secrets import redacted
 
 NAMED = ("asymgrpo", "trl", "transformers", "torch")
 
@@ -89,7 +90,7 @@ class ModelCard:
         more = [tags] if isinstance(tags, str) else list(tags or [])
         text = model_card(
             model_name or Path(self.args.output_dir).name,
-            self.base_model or base_model_of(self.model),
+            redacted({"base": self.base_model or base_model_of(self.model)})["base"],
             self.args.algorithm,
             self.args.objective(),
             list(dict.fromkeys([*self._tag_names, self.args.algorithm, *more])),

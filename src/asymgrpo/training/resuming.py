@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from asymgrpo.errors import UserError
+from asymgrpo.secrets import without_secrets
 
 BETWEEN_STEPS = (
     "_step",
@@ -77,8 +78,21 @@ def writing(staging: Path, target: Path) -> Iterator[None]:
         ) from error
 
 
+def set_usual_modes(folder: Path) -> None:
+    """Give the files in `folder` the mode that the umask gives: safetensors lets none but the owner
+    read what it writes."""
+    probe = folder / ".mode"  # the umask itself cannot be read without changing it for a moment
+    probe.touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+
+
 def put_in_place(made: Path, target: Path) -> None:
     """Let the folder `made` become `target`, whole, also across a power cut."""
+    set_usual_modes(made)
     sync_folder(made)
     shutil.rmtree(target, ignore_errors=True)  # one of an earlier try
     made.rename(target)
@@ -203,15 +217,12 @@ class Resuming:
             self.state.save_to_json(str(staging / current / "trainer_state.json"))
 
     def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:
-        """transformers', but the settings that it saves beside the weights hold no token."""
-        token, self.args.hub_token = self.args.hub_token, None
+        """transformers', but the settings that it saves beside the weights hold no secret."""
         if state_dict is None and self._staging is None:
             # A checkpoint's optimizer holds the masters; a saved model has nothing but itself.
             state_dict = self._weights_to_save()
-        try:
+        with without_secrets(self, "args"):
             super()._save(output_dir, state_dict)  # type: ignore[misc]
-        finally:
-            self.args.hub_token = token
 
     def _save_between_steps(self, folder: Path) -> None:
         kept = {name: getattr(self, name) for name in BETWEEN_STEPS}
@@ -249,6 +260,11 @@ class Resuming:
     def _load_rng_state(self, checkpoint: Any) -> None:
         with _readable(checkpoint):
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
+
+    def _load_scaler(self, checkpoint: Any) -> None:
+        if self.accelerator.scaler is not None:  # else transformers fails on a stray file
+            with _readable(checkpoint):
+                super()._load_scaler(checkpoint)  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         with _readable(checkpoint):

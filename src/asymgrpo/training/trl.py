@@ -32,6 +32,7 @@ from asymgrpo.objective.presets import OVERRIDES, algorithm, overridden
 from asymgrpo.rollout.choice import ENGINES, choose_engine
 from asymgrpo.rollout.compute_copy import ComputeCopy, RefreshedEngine
 from asymgrpo.rollout.records import Engine, Rollout, Sampling
+from asymgrpo.secrets import redacted
 from asymgrpo.training.entropy_control import EntropyControl
 from asymgrpo.training.guard import FiniteGuard
 from asymgrpo.training.master_weights import MasterWeights
@@ -46,6 +47,7 @@ from asymgrpo.training.scorer import PackedScorer
 from asymgrpo.training.seeds import rollout_seeds
 from asymgrpo.training.shrinking import ShrinkingEngine
 from asymgrpo.training.trl_options import FIELDS, implied, translated
+from asymgrpo.visible import visible
 
 SCORERS = ("packed", "padded")
 ROLLOUT_DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -155,6 +157,10 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
                 'multi_objective_aggregation="normalize_then_sum" has its own baseline and scale; '
                 "leave baseline and scale unset, or use sum_then_normalize"
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """transformers', which trackers write and send, without any secret."""
+        return redacted(super().to_dict())
 
     def objective(self) -> ObjectiveConfig:
         """The preset with this configuration's overrides."""
@@ -355,7 +361,7 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
 
     def _say(self, line: str) -> None:
         if self.accelerator.is_main_process:
-            print(line, flush=True)
+            print(visible(line), flush=True)
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:
