@@ -33,6 +33,7 @@ NOT_IDENTITY: dict[str, str] = {
     **dict.fromkeys(("output_dir", "out", "run_name"), "only a name"),
     **dict.fromkeys(("sample_every", "sample_groups", "log_completions_hub_repo"), _RECORDS),
     "reward_timeout": "a reward function that overruns it ends the run",
+    "cluster": "only how intervals are drawn",
     **dict.fromkeys(
         ("report_to", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
          "disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "log_completions",

@@ -104,11 +104,20 @@ def run_record(
         "config": redacted({k: v for k, v in settings.trainer.items() if k not in overrides}),
         "settings": redacted(settings.to_dict()),
         "resolved": redacted(resolved_settings(config)),
-        "versions": {name: importlib.metadata.version(name) for name in VERSIONED}
-        | {"python": platform.python_version()},
+        "versions": versions(),
         "device": device,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that can change a result.
+
+    >>> sorted(versions())[-1]
+    'trl'
+    """
+    found = {name: importlib.metadata.version(name) for name in VERSIONED}
+    return found | {"python": platform.python_version()}
 
 
 def resolved_settings(config: AsymGRPOConfig) -> dict[str, Any]:
@@ -176,11 +185,13 @@ def training_sampling(trainer: Mapping[str, Any], **changes: Any) -> Sampling:
 
     >>> training_sampling({"max_completion_length": 64, "top_k": None}, temperature=0.5)
     Sampling(max_new_tokens=64, temperature=0.5, top_p=1.0, top_k=0, min_p=0.0, \
-repetition_penalty=1.0, greedy=False)
+repetition_penalty=1.0, greedy=False, stop=())
     """
     names = {"max_completion_length": "max_new_tokens"}
     names |= {n: n for n in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
     given = {ours: trainer[n] for n, ours in names.items() if trainer.get(n) is not None}
+    stop = (trainer.get("generation_kwargs") or {}).get("stop_strings") or ()
+    given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     given |= {name: value for name, value in changes.items() if value is not None}
     try:
         return Sampling(**given)
@@ -211,6 +222,7 @@ def held_out_evaluation(
             seed=0,
             system_prompt=settings.system_prompt,
             template=config.chat_template_kwargs,
+            cluster=settings.cluster,
         )
 
     return evaluate
