@@ -184,10 +184,14 @@ def compare(
         for row in rows:
             print("  ".join(row[name].ljust(max(len(r[name]) for r in rows)) for name in row))
         return
+    from asymgrpo.experiment.held_out import regroup
     from asymgrpo.experiment.launch import launch
+    from asymgrpo.experiment.store import RunStore
 
     console.print(f"{len(jobs)} runs of {jobs[0].settings.steps} steps into {folder}")
     launch(jobs, folder, console, at_once)
+    for job in jobs:
+        regroup(RunStore(job.folder), job.settings)
     _conclude([job.folder for job in jobs], folder)
 
 

@@ -197,7 +197,8 @@ class Odd:
 def test_scores_outside_0_to_1_stop_a_command(command: str, score: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     words = {
-        "evaluate": ["evaluate", "tiny", "--problems", "2", "--samples", "1"],
+        "evaluate": ["evaluate", "tiny", "--problems", "2", "--samples", "1", "--max-new-tokens",
+                     "4"],
         "train": ["train", "--steps", "1", "--set", "report_to=none", "--set",
                   "per_device_train_batch_size=8", "--set", "num_generations=4", "--set",
                   "steps_per_generation=1", "--set", "max_completion_length=4"],

@@ -24,6 +24,7 @@ from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
 from asymgrpo.experiment.checks import check_trainer, settings_at_fault
 from asymgrpo.experiment.data import check_lengths, load_reward, training_rows, training_set
+from asymgrpo.experiment.held_out import held_out_rows, refuse_edited_rows, regroup
 from asymgrpo.experiment.identity import NOT_IDENTITY, differences
 from asymgrpo.experiment.interruption import interruptible
 from asymgrpo.experiment.lock import alone_in
@@ -206,8 +207,7 @@ def held_out_evaluation(
 
     It samples with the trainer's own engine, so that a run has one.
     """
-    test = task.examples("test")
-    examples = [test[index] for index in range(min(settings.eval_problems, len(test)))]
+    examples = held_out_rows(task, settings)
     sampling = training_sampling(vars(config))
 
     def evaluate(step: int) -> dict[str, Any]:
@@ -264,6 +264,7 @@ def build_trainer(
         )
     trainer.base_model = settings.model
     if settings.eval_every:
+        refuse_edited_rows(store, held_out_rows(task, settings))
         evaluate = held_out_evaluation(settings, config, policy, task, trainer)
         trainer.add_callback(HeldOut(store, evaluate, settings.eval_every))
     for noisy in (PrinterCallback, ProgressCallback):
@@ -281,9 +282,12 @@ def train_run(settings: RunSettings, folder: Path, console: Console | None = Non
     store = open_store(settings, folder)
     record = run_record(settings, config, folder, str(config.device))
     if store.exists():
-        if store.run().get("status") == "finished":
+        finished = store.run().get("status") == "finished"
+        if not finished:
+            refuse_other_trainer(store, record)
+        regroup(store, settings)
+        if finished:
             return store
-        refuse_other_trainer(store, record)
     task = load_task(settings.task, path=settings.task_path, prompt=settings.prompt)
     set_seed(settings.seed)
     policy = load_policy(settings.model, trust_remote_code=settings.trust_remote_code)
