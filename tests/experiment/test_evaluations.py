@@ -102,7 +102,8 @@ def test_every_sampling_option_reaches_the_engine_and_the_record(run: Path, tmp_
     words = ["evaluate", str(run), "--problems", "3", "--samples", "2"]
     record = call(*words, "--top-p", "0.9", "--top-k", "7", "--min-p", "0.05",
                   "--repetition-penalty", "1.1", "--stop", ".", "--stop", "answer",
-                  "--max-new-tokens", "18", "--seed", "3", "--out", str(tmp_path / "r.json"))  # fmt: skip
+                  "--max-new-tokens", "18", "--seed", "3",
+                  "--out", str(tmp_path / "r.json"))  # fmt: skip
     assert record["sampling"] == {
         "max_new_tokens": 18, "temperature": 0.7, "top_p": 0.9, "top_k": 7, "min_p": 0.05,
         "repetition_penalty": 1.1, "greedy": False, "stop": [".", "answer"],

@@ -148,7 +148,9 @@ class _Evaluation:
             "grader_failures": sum(sample.grade.failed for sample in everything),
         }
         if self.log:
-            problem["log"] = [self._logged(example, *numbered) for numbered in enumerate(everything)]
+            problem["log"] = [
+                self._logged(example, *numbered) for numbered in enumerate(everything)
+            ]
         return problem
 
     def _logged(self, example: Example, number: int, sample: _Sample) -> dict[str, Any]:
@@ -250,7 +252,8 @@ def evaluate_policy(
 def row_key(example: Example) -> str:
     """A short name for a row with all of its columns: one that is edited has another.
 
-    >>> row_key({"question": "1 + 1", "answer": "2"}) == row_key({"question": "1 + 1", "answer": "3"})
+    >>> row = {"question": "1 + 1", "answer": "2"}
+    >>> row_key(row) == row_key({**row, "answer": "3"})
     False
     """
     return digest(dict(example))[:16]

@@ -19,7 +19,6 @@ from rich.progress import Progress
 from asymgrpo.errors import UserError
 from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.evaluation.partial import digest
-from asymgrpo.experiment.data import ENDLESS
 from asymgrpo.experiment.run import training_sampling, versions
 from asymgrpo.experiment.settings import MOST, RunSettings, trainer_defaults
 from asymgrpo.experiment.signals import stopped_by_signals
@@ -30,6 +29,7 @@ from asymgrpo.rollout.choice import ENGINES
 from asymgrpo.tasks import Task, load_task
 from asymgrpo.tasks.own import names_a_file
 from asymgrpo.tasks.registry import split_options
+from asymgrpo.training.task_data import ENDLESS
 
 SAMPLES, KS = 64, (1, 2, 4, 8)
 """Completions a problem, and values of k, unless said."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-import math
 import platform
 import time
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
 from asymgrpo.experiment.checks import check_trainer, settings_at_fault
-from asymgrpo.experiment.data import check_lengths, load_reward, training_rows, training_set
+from asymgrpo.experiment.data import check_lengths, load_reward
 from asymgrpo.experiment.held_out import held_out_rows, refuse_edited_rows, regroup
 from asymgrpo.experiment.identity import NOT_IDENTITY, differences
 from asymgrpo.experiment.interruption import interruptible
@@ -37,6 +36,12 @@ from asymgrpo.objective.presets import OVERRIDES
 from asymgrpo.rollout import Sampling
 from asymgrpo.tasks import Task, load_task
 from asymgrpo.training.resuming import checkpoints, clear_leftovers, put_in_place, writing
+from asymgrpo.training.task_data import (
+    check_rows,
+    prompts_needed,
+    training_rows,
+    training_set,
+)
 from asymgrpo.training.trl import AsymGRPOConfig, AsymGRPOTrainer
 
 SYNONYMS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "scale_rewards",
@@ -158,29 +163,6 @@ def holds_something(folder: Path) -> bool:
     return any(not any(path.match(name) for name in own) for path in folder.iterdir())
 
 
-def prompts_needed(settings: RunSettings, config: AsymGRPOConfig) -> int:
-    """Prompts that the whole run reads."""
-    micro_steps = settings.steps * config.gradient_accumulation_steps
-    batches = math.ceil(micro_steps / (config.steps_per_generation * config.num_iterations))
-    prompts: int = config.generation_batch_size // config.num_generations
-    return int(batches * prompts)
-
-
-def check_rows(task: str, rows: int, config: AsymGRPOConfig) -> None:
-    """Refuse fewer rows than a rollout batch has prompts: the trainer would not make one step."""
-    group = config.num_generations
-    prompts = config.generation_batch_size // group
-    if not 0 < rows < prompts:
-        return
-    a_device = config.generation_batch_size // config.per_device_train_batch_size
-    fitting = [n for n in range(1, rows * group // a_device + 1) if n * a_device % group == 0]
-    less = f"--set per_device_train_batch_size={fitting[-1]}" if fitting else "steps_per_generation"
-    raise UserError(
-        f"the task {task} has {rows} training rows, but a rollout batch takes {prompts} prompts; "
-        f"add rows, or lower the batch: {less}"
-    )
-
-
 def training_sampling(trainer: Mapping[str, Any], **changes: Any) -> Sampling:
     """How a run samples, by the trainer's fields; so held-out problems are sampled as well.
 
@@ -242,7 +224,7 @@ def build_trainer(
     settings: RunSettings, config: AsymGRPOConfig, store: RunStore, task: Task, policy: Policy
 ) -> AsymGRPOTrainer:
     """The trainer of a run, recording into its store."""
-    rows = training_rows(task, prompts_needed(settings, config), settings.seed)
+    rows = training_rows(task, prompts_needed(config), settings.seed)
     data = training_set(task, rows, policy.tokenizer, settings.system_prompt)
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     check_lengths(data, policy.tokenizer, context, config.max_completion_length)
