@@ -41,6 +41,7 @@ SMALL = {
     "steps_per_generation": 2,
     "max_completion_length": 8,
     "max_steps": 2,
+    "seed": 0,
     "learning_rate": 2e-4,
     "lr_scheduler_type": "constant",
     "save_strategy": "no",
