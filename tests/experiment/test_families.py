@@ -87,19 +87,24 @@ def related(rng: Any, worlds: int, seeds: int, families: int, size: int) -> np.n
     return effect + by_seed + rng.normal(0, 0.1, size=(worlds, seeds, families * size))
 
 
+def pair_coverage(families: int, size: int, clustered: bool, worlds: int, seeds: int = 3) -> float:
+    """The share of comparisons whose interval holds the true difference, 0."""
+    table = related(np.random.default_rng(4), worlds, seeds, families, size)
+    names = [place // size for place in range(families * size)]
+    found = paired_bootstrap(table, names if clustered else None)
+    held = (found.low <= 0) & (found.high >= 0)
+    assert np.all((found.p_value < ALPHA) == ~held)
+    return float(held.mean())
+
+
 @pytest.mark.parametrize(("families", "size"), [(10, 20), (40, 5)])
 def test_intervals_by_family_hold_the_truth_and_those_by_problem_do_not(
     families: int, size: int
 ) -> None:
     worlds = 400
-    table = related(np.random.default_rng(4), worlds, 3, families, size)
-    names = [place // size for place in range(families * size)]
-    by_family, by_problem = paired_bootstrap(table, names), paired_bootstrap(table)
-    held = np.mean((by_family.low <= 0) & (by_family.high >= 0))
     least = stats.binom.ppf(0.001, worlds, 0.95) / worlds
-    assert least <= held <= 0.99
-    assert np.mean((by_problem.low <= 0) & (by_problem.high >= 0)) < least
-    assert np.mean(by_family.p_value < ALPHA) <= stats.binom.ppf(0.999, worlds, ALPHA) / worlds
+    assert least <= pair_coverage(families, size, True, worlds) <= 0.99
+    assert pair_coverage(families, size, False, worlds) < least
 
 
 def runs(cluster: str | None, size: int = 6) -> list[RunData]:

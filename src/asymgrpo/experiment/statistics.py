@@ -117,7 +117,7 @@ def _by_family(differences: Array, clusters: Sequence[Hashable] | None) -> Array
     sums, sizes = families(differences.reshape(-1, problems).T, clusters)
     mean = np.repeat(differences.mean(axis=(1, 2)), seeds)
     values = mean + (sums - sizes[:, None] * mean) * (len(sizes) / problems)
-    return values.T.reshape(comparisons, seeds, len(sizes))
+    return np.asarray(values.T.reshape(comparisons, seeds, len(sizes)))
 
 
 def over_seeds_and_problems(

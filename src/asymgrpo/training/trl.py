@@ -256,7 +256,8 @@ def _model_name(model: Any) -> str:
 def _processing_class(model: Any, config: AsymGRPOConfig) -> Any:
     """The one that TRL would load, before it does: a task's prompts depend on its template."""
     name = model if isinstance(model, str) else model.config._name_or_path
-    return AutoProcessor.from_pretrained(
+    load: Any = AutoProcessor.from_pretrained
+    return load(
         name,
         revision=(config.model_init_kwargs or {}).get("revision"),
         truncation_side="left",
