@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(TESTS / "evaluation"), str(TESTS / "experiment")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "evaluation"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "experiment"))
 
 from test_families import pair_coverage
 from test_intervals import coverage, family_coverage
