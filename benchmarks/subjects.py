@@ -23,10 +23,11 @@ import transformers
 from peft import LoraConfig
 from update import SHAPES
 
-from asymgrpo.experiment.data import load_reward, training_set
+from asymgrpo.experiment.data import load_reward
 from asymgrpo.experiment.settings import load_recipe
 from asymgrpo.models import load_policy
 from asymgrpo.tasks import load_task
+from asymgrpo.training.task_data import training_set
 
 
 @dataclass(frozen=True)

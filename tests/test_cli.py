@@ -64,7 +64,8 @@ def test_train_then_inspect_then_report(tmp_path: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "page.html").stat().st_size > 1000
     call("evaluate", str(run), "--samples", "2", "--k", "1,2", "--problems", "3",
          "--max-new-tokens", "24")  # fmt: skip
-    written = json.loads((run / "evaluations" / "evaluate-arithmetic-test.json").read_text())
+    (path,) = (run / "evaluations").glob("evaluate-arithmetic-test-*.json")
+    written = json.loads(path.read_text())
     assert len(written["problems"]) == 3
 
 
@@ -123,8 +124,22 @@ def test_compare_runs_what_is_missing(tmp_path: Path) -> None:
         (["train", "--set", "save_steps=0"], "save_steps must be above 0"),
         (["train", "--set", "lr_scheduler_type=steep"], "steep"),
         (["train", "--set", "optim=sideways"], "sideways"),
-        (["evaluate", "tiny", "--temperature", "-1"], "temperature must be above 0"),
+        (["evaluate", "tiny", "--temperature", "-1"], "--temperature must be at least 0"),
+        (["evaluate", "tiny", "--temperature", "nan"], "--temperature must be at least 0"),
+        (["evaluate", "tiny", "--temperature", "0", "--top-p", "0.9"], "--top-p does nothing"),
+        (["evaluate", "tiny", "--temperature", "0", "--top-k", "9"], "--top-k does nothing"),
+        (["evaluate", "tiny", "--temperature", "0", "--min-p", "0.1"], "--min-p does nothing"),
+        (["evaluate", "tiny", "--temperature", "0", "--samples", "8"], "leave out --samples"),
+        (["evaluate", "tiny", "--temperature", "0", "--k", "4"], "at least as many --samples"),
         (["evaluate", "tiny", "--top-p", "0"], "top_p must be in"),
+        (["evaluate", "tiny", "--top-p", "nan"], "top_p must be in"),
+        (["evaluate", "tiny", "--top-k", "-1"], "top_k must be 0 (off) or positive"),
+        (["evaluate", "tiny", "--min-p", "1.5"], "min_p must be in"),
+        (["evaluate", "tiny", "--repetition-penalty", "0"], "repetition_penalty must be above 0"),
+        (["evaluate", "tiny", "--repetition-penalty", "inf"], "repetition_penalty must be above"),
+        (["evaluate", "tiny", "--stop", ""], "stop strings must not be empty"),
+        (["evaluate", "tiny", "--stop", "<eos>"], "is a special token"),
+        (["evaluate", "tiny", "--cluster", "family"], "no column family to group related"),
         (["evaluate", "tiny", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
         (["evaluate", "tiny", "--samples", "0"], "--samples must be at least 1"),
         (["evaluate", "tiny", "--problems", "0"], "--problems must be at least 1"),

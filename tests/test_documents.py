@@ -62,8 +62,23 @@ def blocks() -> Iterator[Block]:
             yield Block(path.name, language, tuple(needs), text)
 
 
+def lines_of(text: str) -> Iterator[str]:
+    """The commands of a shell block: a line each, and a line `... <<'EOF'` down to its end."""
+    lines = iter(text.splitlines())
+    for line in lines:
+        opened = re.search(r"<<'(\w+)'$", line)
+        if opened is None:
+            yield line
+            continue
+        below = iter(lambda: next(lines), opened[1])
+        yield "\n".join([line, *below, opened[1]])
+
+
 def run_line(line: str) -> None:
-    """One line of a shell block."""
+    """One command of a shell block."""
+    if "\n" in line:
+        subprocess.run(["sh", "-ec", line], check=True)
+        return
     words = shlex.split(line, comments=True)
     if not words:
         return
@@ -105,7 +120,7 @@ def test_every_block_runs_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                     if line.startswith("asymgrpo compare"):
                         run_command(shlex.split(line)[1:], dry=True)
             elif block.language == "sh":
-                for line in block.text.splitlines():
+                for line in lines_of(block.text):
                     run_line(line)
             elif block.language == "python":
                 space = names.setdefault(block.document, {"__name__": "document"})

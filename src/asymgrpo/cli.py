@@ -55,6 +55,10 @@ Lora = Annotated[int | None, typer.Option(help="Rank of a LoRA adapter; 0 trains
 EngineName = Annotated[str | None, typer.Option("--engine", help="native, transformers or vllm.")]
 Scorer = Annotated[str | None, typer.Option(help="packed or padded.")]
 EvalEvery = Annotated[int | None, typer.Option(help="Held-out evaluation every so many steps.")]
+Cluster = Annotated[
+    str | None,
+    typer.Option(help="A column that names the family of a problem; intervals resample families."),
+]
 ReportTo = Annotated[
     str | None, typer.Option(help="tensorboard, wandb, trackio or none, through transformers.")
 ]
@@ -78,6 +82,7 @@ def train(
     engine: EngineName = None,
     scorer: Scorer = None,
     eval_every: EvalEvery = None,
+    cluster: Cluster = None,
     report_to: ReportTo = None,
     out: Annotated[
         Path | None, typer.Option(help="The run's folder; runs/NAME unless said.")
@@ -92,7 +97,7 @@ def train(
         "algorithm": algorithm, "model": model, "task": task, "task_path": task_path,
         "prompt": prompt, "system_prompt": system_prompt, "reward": reward or None,
         "steps": steps, "seed": seed, "lora": lora, "engine": engine,
-        "scorer": scorer, "eval_every": eval_every, "report_to": report_to,
+        "scorer": scorer, "eval_every": eval_every, "cluster": cluster, "report_to": report_to,
         "out": str(out) if out else None,
     }  # fmt: skip
     _check_algorithm(algorithm)
@@ -135,6 +140,7 @@ def compare(
     engine: EngineName = None,
     scorer: Scorer = None,
     eval_every: EvalEvery = None,
+    cluster: Cluster = None,
     at_once: Annotated[
         int | None, typer.Option(help="Runs at a time; one a GPU or core unless said.")
     ] = None,
@@ -153,6 +159,7 @@ def compare(
         "model": model, "task": task, "task_path": task_path, "prompt": prompt,
         "system_prompt": system_prompt, "reward": reward or None,
         "steps": steps, "lora": lora, "engine": engine, "scorer": scorer, "eval_every": eval_every,
+        "cluster": cluster,
     }  # fmt: skip
     shared |= {key: value for key, value in flags.items() if value is not None}
     shared |= parse_assignments(assignments or [])
@@ -180,10 +187,14 @@ def compare(
             cells = (row[name].ljust(max(len(r[name]) for r in rows)) for name in row)
             print(visible("  ".join(cells)))
         return
+    from asymgrpo.experiment.held_out import regroup
     from asymgrpo.experiment.launch import launch
+    from asymgrpo.experiment.store import RunStore
 
     tell(console, f"{len(jobs)} runs of {jobs[0].settings.steps} steps into {folder}")
     launch(jobs, folder, console, at_once)
+    for job in jobs:
+        regroup(RunStore(job.folder), job.settings)
     _conclude([job.folder for job in jobs], folder)
 
 
@@ -219,29 +230,64 @@ def evaluate(
     system_prompt: SystemPrompt = None,
     split: Annotated[str, typer.Option(help="train or test.")] = "test",
     problems: Annotated[
-        int | None, typer.Option(help="The first so many; all unless said.")
+        int | None,
+        typer.Option(
+            help="The first so many. Default: all, or 200 of a task with more than 100,000 rows, "
+            "such as reasoning-gym."
+        ),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Completions a problem.")] = 64,
-    k: Annotated[str, typer.Option(help="Values of k, by commas.")] = "1,2,4,8",
-    temperature: Annotated[float | None, typer.Option(help=_AS_TRAINED.format(1.0))] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="Completions per problem. Default: 64, or 1 at temperature 0."),
+    ] = None,
+    k: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated values of k. Default: those of 1,2,4,8 that fit."),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy decoding. " + _AS_TRAINED.format(1.0))
+    ] = None,
     top_p: Annotated[float | None, typer.Option(help=_AS_TRAINED.format(1.0))] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="0 keeps all tokens. " + _AS_TRAINED.format(0))
+    ] = None,
+    min_p: Annotated[float | None, typer.Option(help=_AS_TRAINED.format(0.0))] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help=_AS_TRAINED.format(1.0))] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A string that ends a completion and is not part of it; may be repeated."
+        ),
+    ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help=_AS_TRAINED.format(512))] = None,
     seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
+    cluster: Cluster = None,
     engine: Annotated[
         str | None, typer.Option(help="native or transformers. " + _AS_TRAINED.format("native"))
     ] = None,
     trust_remote_code: Annotated[bool, typer.Option()] = False,
-    out: Annotated[Path | None, typer.Option(help="The JSON file to write.")] = None,
+    log_samples: Annotated[
+        bool,
+        typer.Option(
+            "--log-samples", help="Also write every prompt and completion, as JSON lines."
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The JSON file to write. Default: a name of its own for each setting."),
+    ] = None,
 ) -> None:
     """pass@k, avg@k and maj@k of a model or a run, with intervals; resumes where it stopped."""
-    from asymgrpo.experiment.evaluations import Request, evaluate_model
+    from asymgrpo.experiment.evaluations import Request, evaluate_model, samples_path
 
     request = Request(
         model=model, task=task, task_path=task_path, prompt=prompt, system_prompt=system_prompt,
         split=split, problems=problems,
-        samples=samples, ks=_whole_numbers("--k", k), temperature=temperature, top_p=top_p,
-        max_new_tokens=max_new_tokens, seed=seed, engine=engine,
-        trust_remote_code=trust_remote_code,
+        samples=samples, ks=None if k is None else _whole_numbers("--k", k),
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+        repetition_penalty=repetition_penalty, stop=tuple(stop) if stop else None,
+        max_new_tokens=max_new_tokens, seed=seed, cluster=cluster, engine=engine,
+        trust_remote_code=trust_remote_code, log_samples=log_samples,
     )  # fmt: skip
     path, record = evaluate_model(request, out, console)
     rows = [
@@ -251,7 +297,12 @@ def evaluate(
     _print_rows(rows)
     if record["grader_failures"]:
         console.print(f"the grader failed on {record['grader_failures']} answers")
-    tell(console, f"wrote {path}")
+    if record["cluster"]:
+        families = len({problem["cluster"] for problem in record["problems"]})
+        console.print(
+            f"intervals over {families} families of problems ({record['cluster']})", highlight=False
+        )
+    tell(console, f"wrote {path}" + (f" and {samples_path(path)}" if log_samples else ""))
 
 
 def _interval(estimate: dict[str, Any]) -> str:

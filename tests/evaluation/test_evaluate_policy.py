@@ -23,7 +23,6 @@ class CharTokenizer:
         return {"input_ids": [ord(letter) for letter in text]}
 
     def decode(self, ids, skip_special_tokens):
-        assert skip_special_tokens
         return "".join(chr(token) for token in ids if token != END)
 
 
@@ -120,7 +119,7 @@ def test_record_keeps_every_problem():
     assert (record["seed"], record["grader_failures"]) == (7, 0)
     assert record["sampling"]["max_new_tokens"] == 8
     for problem in record["problems"]:
-        assert set(problem) == {"id", "scores", "answers", "votes", "lengths", "greedy"}
+        assert set(problem) == {"id", "scores", "answers", "votes", "lengths", "greedy", "row"}
         assert len(problem["scores"]) == len(problem["answers"]) == len(problem["lengths"]) == 16
         answers = ["yes" if score else "other" for score in problem["scores"]]
         assert [a if a == "yes" else "other" for a in problem["answers"]] == answers
@@ -259,9 +258,67 @@ def test_another_prompt_is_not_mixed_in(tmp_path):
     partial = tmp_path / "partial.jsonl"
     evaluated(partial=partial)
     engine = KnownEngine()
-    examples = [{"chance": 10}, {"chance": 51}, {"chance": 90}]
+    examples = PercentTask().examples("test")
+    examples[1]["chance"] = 51
     evaluated(engine, partial=partial, examples=examples)
     assert len(engine.calls[0][0]) == 16
+
+
+def test_grades_against_a_reference_that_was_edited_are_not_kept(tmp_path):
+    """The prompt is the same; what it is graded against is not."""
+    partial = tmp_path / "partial.jsonl"
+    rows = [{"id": n, "chance": 50, "answer": "yes"} for n in range(3)]
+
+    class Compared(PercentTask):
+        def grade(self, completion, example):
+            return Grade(float(completion == example["answer"]), completion, "compared")
+
+    before = evaluated(task=Compared(), partial=partial, examples=rows)
+    rows[1] = {**rows[1], "answer": "no"}
+    engine = KnownEngine()
+    after = evaluated(engine, task=Compared(), partial=partial, examples=rows)
+    assert len(engine.calls[0][0]) == 16  # one problem is sampled anew
+    assert after == evaluated(task=Compared(), examples=rows)
+    assert after["problems"][1]["scores"] != before["problems"][1]["scores"]
+    keys = [[p["row"] for p in record["problems"]] for record in (before, after)]
+    assert [one == other for one, other in zip(*keys, strict=True)] == [True, False, True]
+    # nor under other options of the task
+    again = KnownEngine()
+    evaluated(again, task=Compared(), partial=partial, examples=rows, task_key="?grader=text")
+    assert len(again.calls[0][0]) == 48
+
+
+def test_samples_are_logged_and_survive_a_stop(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate, "ROLLOUTS_A_CHUNK", 1)
+    partial = tmp_path / "partial.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(KnownEngine(stop_after=2), partial=partial, log=True)
+    record = evaluated(partial=partial, log=True)
+    lines = record.pop("log")
+    assert record == evaluated()
+    assert len(lines) == 3 * 17
+    for line in lines:
+        problem = next(p for p in record["problems"] if p["id"] == line["problem"])
+        if line["greedy"]:
+            assert (line["sample"], line["score"]) == (16, problem["greedy"])
+            continue
+        place = line["sample"]
+        found = [problem[name][place] for name in ("scores", "answers", "lengths")]
+        assert [line["score"], line["answer"], line["tokens"]] == found
+        assert line["prompt"] == f"0{line['problem'][1:]}"
+        assert (line["finish"], line["reference"]) == ("stop", None)
+        assert line["completion"] == (line["answer"] or "?")
+
+
+@pytest.mark.parametrize("given", [1.0, None, "1"])
+def test_a_grader_that_gives_no_grade_is_told(given):
+    class Bare(PercentTask):
+        def grade(self, completion, example):
+            return given if given == 1.0 else Grade(given, completion, "odd")
+
+    says = "returned float; return an" if given == 1.0 else "a score is a number from 0 to 1"
+    with pytest.raises(UserError, match=f"the grader of percent.*{says}"):
+        evaluated(task=Bare())
 
 
 def test_a_broken_line_in_the_middle_is_told(tmp_path):

@@ -70,7 +70,7 @@ def test_names_cannot_leave_the_output_folder(name: str, tmp_path: Path) -> None
     for found in (
         settings.default_name,
         folder_name([settings.label, name], 0, {}),
-        default_path(name, False, name, name).name,
+        default_path(name, False, name, name, {}).name,
     ):
         path = (tmp_path / found).resolve()
         assert path.parent == tmp_path.resolve()

@@ -332,6 +332,10 @@ LINES = (
     "The answer would be {a}.",
     "The answer is {w}. No, the answer is {a}.",
     "We add 3 and 4.\n\nThe answer is {a}.\n",
+    # Who speaks, and that it is an opinion, leaves one value stated.
+    "I guess the answer is {a}.",
+    "I think the answer is {a}.",
+    "I believe that the answer is {a}.",
 )
 FORMULAS = (
     "The answer is ${a}$.",
@@ -370,6 +374,13 @@ DENIALS = (
     ("hedge", "The answer could be {a}."),
     ("hedge", "Maybe the answer is {a}."),
     ("hedge", "Perhaps {a}."),
+    ("hedge", "Probably the answer is {a}."),
+    ("hedge", "Possibly the answer is {a}."),
+    ("hedge", "I guess maybe the answer is {a}."),
+    ("hedge", "I guess the answer might be {a}."),
+    ("hedge", "I think the answer is probably {a}."),
+    ("hedge", "I guess the answer is {a}, maybe {w}."),
+    ("negation", "I don't believe the answer is {a}."),
     ("hedge", "The answer is {a}, maybe {w}."),
     ("alternatives", "The answer is {a} or {w}."),
     ("alternatives", "The answer is {w} or {a}."),
@@ -430,6 +441,8 @@ CHOICE_FRAMES = (
     "#### {c}",
     "We weigh each of them.\n\n({c})",
     "The answer is {d}. No, the answer is {c}.",
+    "I guess the answer is {c}.",
+    "I think the answer is {c}.",
 )
 CHOICE_DENIALS = (
     "The answer is not {c}.",
@@ -440,6 +453,9 @@ CHOICE_DENIALS = (
     "The answer is {c} and {d}.",
     "The answer isn't {c}.",
     "Maybe the answer is {c}.",
+    "Probably the answer is {c}.",
+    "I guess maybe the answer is {c}.",
+    "I do not think the answer is {c}.",
     "{c}, {d}",
     "({c}) ({d})",
     "neither {c} nor {d}",

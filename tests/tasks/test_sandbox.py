@@ -161,3 +161,20 @@ def test_a_module_that_cannot_be_imported_is_a_failure() -> None:
 def test_no_torch_is_loaded_by_tasks() -> None:
     code = "import sys, asymgrpo.tasks; sys.exit('torch' in sys.modules or 'sympy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_worker_that_was_given_no_time_is_not_the_calls_fault(sandbox: Sandbox) -> None:
+    """As on a busy machine: it does not run, and is not waiting for anything either."""
+    os.kill(sandbox.call("pid"), signal.SIGSTOP)
+    assert sandbox.call("identity", 7) == 7
+
+
+def test_a_call_that_waits_is_not_made_again(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    once = sandbox._call
+    monkeypatch.setattr(sandbox, "_call", lambda *call: made.append(call) or once(*call))
+    with pytest.raises(CallFailedError, match="no result within 1 s"):
+        sandbox.call("hang")
+    assert len(made) == 1

@@ -57,7 +57,8 @@ def check_scores(scores: Sequence[float]) -> None:
     ValueError: a score is a number from 0 to 1, not nan
     """
     for score in scores:
-        if not 0.0 <= score <= 1.0:  # not so for NaN either
+        number = isinstance(score, int | float | np.number)
+        if not number or not 0.0 <= score <= 1.0:  # not so for NaN either
             raise ValueError(f"a score is a number from 0 to 1, not {score}")
 
 

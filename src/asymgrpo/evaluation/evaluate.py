@@ -13,14 +13,14 @@ import numpy as np
 from asymgrpo.errors import UserError
 from asymgrpo.evaluation.estimators import (
     avg_at_k,
-    check_scores,
     count_correct,
     maj_at_k,
     pass_at_k,
 )
 from asymgrpo.evaluation.intervals import Estimate, bootstrap_means
 from asymgrpo.evaluation.partial import PartialResults, digest
-from asymgrpo.tasks import FailureGuard, grade_many, render_prompt
+from asymgrpo.rollout.stop_strings import completion_text
+from asymgrpo.tasks import FailureGuard, grade_many, reference_of, render_prompt
 
 if TYPE_CHECKING:
     from asymgrpo.rollout.records import Engine, Rollout, Sampling
@@ -73,18 +73,20 @@ class _Evaluation:
     sampling: Sampling
     seed: int
     greedy: bool
+    log: bool
 
     @property
     def rollouts_a_problem(self) -> int:
         return self.samples + self.greedy
 
-    def setting(self, model_key: str) -> dict[str, Any]:
+    def setting(self, model_key: str, task_key: str) -> dict[str, Any]:
         return {
-            "task": self.task.name,
+            "task": [self.task.name, task_key],
             "samples": self.samples,
             "sampling": asdict(self.sampling),
             "seed": self.seed,
             "greedy": self.greedy,
+            "log": self.log,
             "engine": self.engine.name,
             "model": model_key,
         }
@@ -113,41 +115,69 @@ class _Evaluation:
                 lambda done, _: on_progress(len(pairs) + done, 0),
             )
         owners = [i for i, _ in pairs] + (list(indices) if self.greedy else [])
-        texts = [self.tokenizer.decode(r.token_ids, skip_special_tokens=True) for r in rollouts]
+        texts = [
+            completion_text(rollout.token_ids, self.tokenizer, self.sampling.stop)
+            for rollout in rollouts
+        ]
         grades = grade_many(self.task, texts, [examples[i] for i in owners])
         for grade in sorted(grades, key=lambda grade: grade.failed):
             guard.count(grade)  # failures last: their share is judged over the whole batch
+        made = [_Sample(*parts) for parts in zip(rollouts, texts, grades, strict=True)]
+        sampled, greedy = made[: len(pairs)], made[len(pairs) :]
         return [
             self._problem(
-                slice(place * self.samples, (place + 1) * self.samples),
-                len(pairs) + place,
-                rollouts,
-                grades,
+                examples[index],
+                sampled[place * self.samples : (place + 1) * self.samples],
+                greedy[place] if self.greedy else None,
             )
-            for place in range(len(indices))
+            for place, index in enumerate(indices)
         ]
 
     def _problem(
-        self,
-        own: slice,
-        greedy_at: int,
-        rollouts: Sequence[Rollout],
-        grades: Sequence[Grade],
+        self, example: Example, samples: Sequence[_Sample], greedy: _Sample | None
     ) -> dict[str, Any]:
-        graded = [*grades[own], *([grades[greedy_at]] if self.greedy else [])]
-        try:
-            check_scores([grade.score for grade in graded])
-        except ValueError as error:
-            raise UserError(f"the grader of {self.task.name}: {error}; scale its scores") from None
-        return {
-            "scores": [float(grade.score) for grade in grades[own]],
-            "answers": [grade.answer for grade in grades[own]],
+        everything = [*samples, *([] if greedy is None else [greedy])]
+        grades = [sample.grade for sample in samples]
+        problem: dict[str, Any] = {
+            "scores": [float(grade.score) for grade in grades],
+            "answers": [grade.answer for grade in grades],
             # Equal answers vote together, whatever their spelling.
-            "votes": [grade.key or grade.answer for grade in grades[own]],
-            "lengths": [len(rollout.token_ids) for rollout in rollouts[own]],
-            "greedy": float(grades[greedy_at].score) if self.greedy else None,
-            "grader_failures": sum(grade.failed for grade in graded),
+            "votes": [grade.key or grade.answer for grade in grades],
+            "lengths": [len(sample.rollout.token_ids) for sample in samples],
+            "greedy": None if greedy is None else float(greedy.grade.score),
+            "grader_failures": sum(sample.grade.failed for sample in everything),
         }
+        if self.log:
+            problem["log"] = [
+                self._logged(example, *numbered) for numbered in enumerate(everything)
+            ]
+        return problem
+
+    def _logged(self, example: Example, number: int, sample: _Sample) -> dict[str, Any]:
+        """A line of the log of samples."""
+        return {
+            "sample": number,
+            "greedy": self.sampling.greedy or number == self.samples,
+            "prompt": self.tokenizer.decode(
+                list(sample.rollout.prompt_ids), skip_special_tokens=False
+            ),
+            "completion": sample.text,
+            "answer": sample.grade.answer,
+            "reference": reference_of(self.task, example),
+            "score": float(sample.grade.score),
+            "reason": sample.grade.reason,
+            "tokens": len(sample.rollout.token_ids),
+            "finish": "stop" if sample.rollout.finished else "length",
+        }
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One completion and what the grader says of it."""
+
+    rollout: Rollout
+    text: str
+    grade: Grade
 
 
 def evaluate_policy(
@@ -165,33 +195,48 @@ def evaluate_policy(
     system_prompt: str | None = None,
     template: Mapping[str, Any] | None = None,
     cluster: str | None = None,
+    log: bool = False,
     model_key: str = "",
+    task_key: str = "",
     on_progress: Progress | None = None,
     partial: Path | None = None,
 ) -> dict[str, Any]:
     """The evaluation record of a policy: metrics with intervals, and every problem's scores.
 
     `on_progress(done, total)` counts rollouts. With `partial`, problems are saved there as they
-    are done, and those done before under the same setting and `model_key` (which must name the
-    weights) are not sampled again; the file may be deleted once the record is saved. `template`
-    holds options of the chat template, as the trainer's `chat_template_kwargs`. `cluster` is a
-    column that names the family of a problem; related problems are then resampled together.
+    are done, and those done before under the same setting, `model_key` (which must name the
+    weights), `task_key` (the task's options), prompt and row are not sampled again; the file may be
+    deleted once the record is saved. `template` holds options of the chat template, as the
+    trainer's `chat_template_kwargs`. `cluster` is a column that names the family of a problem;
+    related problems are then resampled together. With `log`, the record has every prompt and
+    completion under `log`.
     """
     ks = _checked_ks(ks, samples)
     if not examples:
         raise UserError(f"the {split} split of {task.name} has no problems to evaluate")
-    evaluation = _Evaluation(engine, tokenizer, task, samples, sampling, seed, greedy)
+    families = None if cluster is None else [cluster_of(row, cluster) for row in examples]
+    _check_stop(sampling.stop, tokenizer)
+    evaluation = _Evaluation(
+        engine, tokenizer, task, samples, sampling, seed, greedy and not sampling.greedy, log
+    )
     prompts = [prompt_ids(task, row, tokenizer, system_prompt, template) for row in examples]
-    saved = PartialResults(partial, evaluation.setting(model_key)) if partial else None
+    saved = PartialResults(partial, evaluation.setting(model_key, task_key)) if partial else None
     problems = _evaluate_all(evaluation, prompts, examples, saved, on_progress)
     ids = _problem_ids(examples)
-    for problem, example in zip(problems, examples, strict=True):
-        if cluster is not None:
-            problem["cluster"] = _cluster_of(example, cluster)
+    for place, (problem, example) in enumerate(zip(problems, examples, strict=True)):
+        problem["row"] = row_key(example)
+        if families is not None:
+            problem["cluster"] = families[place]
     failures = sum(problem.pop("grader_failures") for problem in problems)
-    return {
+    logged = [
+        {"problem": i, **line}
+        for i, problem in zip(ids, problems, strict=True)
+        for line in problem.pop("log", ())
+    ]
+    record = {
         "task": task.name,
         "split": split,
+        "engine": engine.name,
         "samples": samples,
         "sampling": asdict(sampling),
         "seed": seed,
@@ -201,6 +246,27 @@ def evaluate_policy(
         "grader_failures": failures,
         "problems": [{"id": i, **problem} for i, problem in zip(ids, problems, strict=True)],
     }
+    return {**record, "log": logged} if log else record
+
+
+def row_key(example: Example) -> str:
+    """A short name for a row with all of its columns: one that is edited has another.
+
+    >>> row = {"question": "1 + 1", "answer": "2"}
+    >>> row_key(row) == row_key({**row, "answer": "3"})
+    False
+    """
+    return digest(dict(example))[:16]
+
+
+def _check_stop(stop: Sequence[str], tokenizer: Any) -> None:
+    """Refuse a stop string that no text holds: special tokens are left out of it."""
+    for word in stop:
+        if word in getattr(tokenizer, "all_special_tokens", ()):
+            raise UserError(
+                f"the stop string {word!r} is a special token, which the text of a completion does "
+                "not hold; leave it out, the model's own end tokens stop it"
+            )
 
 
 def _checked_ks(ks: Sequence[int], samples: int) -> list[int]:
@@ -223,7 +289,7 @@ def _evaluate_all(
     on_progress: Progress | None,
 ) -> list[dict[str, Any]]:
     known = saved.load() if saved else {}
-    names = [digest(prompt) for prompt in prompts]
+    names = [digest([*pair]) for pair in zip(prompts, map(row_key, examples), strict=True)]
     done = {i: known[i, name] for i, name in enumerate(names) if (i, name) in known}
     total = len(prompts) * evaluation.rollouts_a_problem
 
@@ -262,7 +328,12 @@ def _problem_ids(examples: Sequence[Example]) -> list[str | int]:
     return own if len(set(map(str, own))) == len(examples) else list(range(len(examples)))
 
 
-def _cluster_of(example: Example, column: str) -> str:
+def cluster_of(example: Example, column: str) -> str:
+    """The family of a problem, by the column that names it.
+
+    >>> cluster_of({"question": "1 + 1", "template": 7}, "template")
+    '7'
+    """
     if example.get(column) is None:
         there = ", ".join(sorted(map(str, example)))
         raise UserError(f"no column {column} to group related problems by; a row has {there}")

@@ -62,13 +62,13 @@ def resample_counts(problems: int, draws: int = DRAWS) -> NDArray[np.uint8]:
     return counts
 
 
-def resampled_means(values: Array, draws: int = DRAWS) -> Array:
-    """Means of `values` [P, M] over resampled problems: [draws, M].
+def resampled_means(sums: Array, sizes: Array, draws: int = DRAWS) -> Array:
+    """Means over resampled families with these `sums` [U, M] and `sizes` [U]: [draws, M].
 
-    >>> resampled_means(np.ones((5, 2)), draws=3).tolist()
+    >>> resampled_means(np.ones((5, 2)), np.ones(5), draws=3).tolist()
     [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
     """
-    return np.asarray(_resampled_sums(values, draws) / values.shape[0])
+    return np.asarray(_resampled_sums(sums, draws) / _resampled_sums(sizes[:, None], draws))
 
 
 def _resampled_sums(values: Array, draws: int = DRAWS) -> Array:
@@ -104,7 +104,7 @@ def bootstrap_means(
     if not ((values >= -ROUNDING) & (values <= 1 + ROUNDING)).all():
         raise ValueError("values must be numbers from 0 to 1")
     means = values.mean(axis=0)
-    sums, sizes = _families(values, clusters)
+    sums, sizes = families(values, clusters)
     units = sums.shape[0]
     low, high = _agreeing(means, units)
     varied = np.ptp(values, axis=0) > 0
@@ -116,8 +116,13 @@ def bootstrap_means(
     return means, np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
 
 
-def _families(values: Array, clusters: Sequence[Hashable] | None) -> tuple[Array, Array]:
-    """The sum [U, M] and the size [U] of each family; every problem is one where none is named."""
+def families(values: Array, clusters: Sequence[Hashable] | None) -> tuple[Array, Array]:
+    """The sum [U, M] and the size [U] of each family; every problem is one where none is named.
+
+    >>> sums, sizes = families(np.array([[1.0], [0.0], [1.0]]), ["a", "b", "a"])
+    >>> sums.tolist(), sizes.tolist()
+    ([[2.0], [0.0]], [2.0, 1.0])
+    """
     if clusters is None:
         return values, np.ones(values.shape[0])
     if len(clusters) != values.shape[0]:
@@ -146,7 +151,7 @@ def _student_reach(sums: Array, sizes: Array, means: Array) -> Array:
 
 def _accelerated(sums: Array, sizes: Array, means: Array) -> tuple[Array, Array]:
     units = len(sizes)
-    draws = _resampled_sums(sums) / _resampled_sums(sizes[:, None])
+    draws = resampled_means(sums, sizes)
     draws.sort(axis=0)
     tolerance = 1e-12
     below = (draws < means - tolerance).mean(axis=0)

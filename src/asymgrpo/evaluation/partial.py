@@ -15,11 +15,23 @@ from asymgrpo.errors import UserError, errors_name
 def digest(value: Any) -> str:
     """A short name for a JSON-able value; equal values have equal names.
 
+    What JSON does not hold counts by its type alone, since its text may differ between processes.
+
     >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
     True
     """
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return type(value).__name__
 
 
 class PartialResults:
@@ -39,7 +51,7 @@ class PartialResults:
         self.setting = digest(setting)
 
     def load(self) -> dict[tuple[int, str], dict[str, Any]]:
-        """Problems done under this setting, by their index and the digest of their prompt."""
+        """Problems done under this setting, by index and the digest of prompt and row."""
         self._mend()
         if not self.path.is_file():
             return {}
@@ -53,7 +65,7 @@ class PartialResults:
         return done
 
     def append(self, problems: Iterable[tuple[int, str, Mapping[str, Any]]]) -> None:
-        """Add problems, each with its index and the digest of its prompt."""
+        """Add problems, each with its index and the digest of its prompt and row."""
         lines = [
             json.dumps(
                 {"setting": self.setting, "index": index, "prompt": prompt, "problem": problem}

@@ -40,7 +40,13 @@ from asymgrpo.experiment.curves import (
 from asymgrpo.experiment.headline import headline
 from asymgrpo.experiment.identity import labels
 from asymgrpo.experiment.pairs import compare_pairs
-from asymgrpo.experiment.scores import Evaluated, Scores, aligned, evaluated_runs
+from asymgrpo.experiment.scores import (
+    Evaluated,
+    Scores,
+    aligned,
+    aligned_families,
+    evaluated_runs,
+)
 from asymgrpo.experiment.statistics import over_seeds_and_problems
 from asymgrpo.experiment.store import RunStore
 
@@ -97,14 +103,17 @@ def compare_runs(
         by_label = {baseline: by_label[baseline], **by_label}
     evaluated = {label: evaluated_runs(members) for label, members in by_label.items()}
     if target is None and baseline is not None and evaluated[baseline]:
-        target = float(aligned([run.final for run in evaluated[baseline]], 1).mean())
+        finals = aligned([run.final for run in evaluated[baseline]], 1)
+        target = float(finals.mean()) if finals.size else None
     variances = _Variances(by_label, evaluated, baseline)
     labels = tuple(
         _summary(label, members, evaluated[label], variances, target)
         for label, members in by_label.items()
     )
     pairs = compare_pairs(evaluated)
-    return Comparison(headline(labels, pairs, baseline), labels, pairs, baseline, target)
+    columns = {s.cluster for runs in evaluated.values() for r in runs for s in r.evaluations}
+    cluster = next((column for column in columns if column), None)
+    return Comparison(headline(labels, pairs, baseline), labels, pairs, baseline, target, cluster)
 
 
 def _grouped(runs: Sequence[RunData], baseline: str | None) -> dict[str, list[RunData]]:
@@ -215,7 +224,7 @@ def _summary(
         before=before.get(1),
         after=after.get(1),
         gain=_gain(evaluated),
-        peak=_rate(aligned([run.peak for run in evaluated], 1)) if evaluated else None,
+        peak=_rate([run.peak for run in evaluated], 1) if evaluated else None,
         pass_at_k=after,
         before_at_k=before,
         curve=curve,
@@ -233,9 +242,10 @@ def _summary(
     )
 
 
-def _rate(values: np.ndarray) -> Estimate | None:
-    """The mean of pass rates [S, P], with its interval over seeds and problems."""
-    return over_seeds_and_problems(values, 0.0) if values.size else None
+def _rate(scores: Sequence[Scores], k: int) -> Estimate | None:
+    """The mean pass@k of one evaluation of each run, with its interval over seeds and problems."""
+    values = aligned(scores, k)
+    return over_seeds_and_problems(values, 0.0, aligned_families(scores)) if values.size else None
 
 
 def _at_k(scores: Sequence[Scores]) -> dict[int, Estimate]:
@@ -243,7 +253,7 @@ def _at_k(scores: Sequence[Scores]) -> dict[int, Estimate]:
     if not scores:
         return {}
     ks = sorted(set.intersection(*(set(s.ks) for s in scores)) | {1})
-    rates = {k: _rate(aligned(scores, k)) for k in ks}
+    rates = {k: _rate(scores, k) for k in ks}
     return {k: rate for k, rate in rates.items() if rate is not None}
 
 
@@ -252,7 +262,7 @@ def _curve(evaluated: Sequence[Evaluated]) -> tuple[CurvePoint, ...]:
     for run in evaluated:
         for scores in run.evaluations:
             by_step.setdefault(scores.step, []).append(scores)
-    rates = {step: _rate(aligned(scores, 1)) for step, scores in sorted(by_step.items())}
+    rates = {step: _rate(scores, 1) for step, scores in sorted(by_step.items())}
     return tuple(
         CurvePoint(step, rate, len(by_step[step]))
         for step, rate in rates.items()
@@ -275,10 +285,12 @@ def _gain(evaluated: Sequence[Evaluated]) -> Estimate | None:
     both = [(run.first, run.final) for run in evaluated if run.first and run.final.step > 0]
     if not both:
         return None
-    values = aligned([*(final for _, final in both), *(first for first, _ in both if first)], 1)
+    picked = [*(final for _, final in both), *(first for first, _ in both if first)]
+    values = aligned(picked, 1)
     if values.shape[1] < 2:
         return None
-    return over_seeds_and_problems(values[: len(both)] - values[len(both) :], -1.0)
+    gained = values[: len(both)] - values[len(both) :]
+    return over_seeds_and_problems(gained, -1.0, aligned_families(picked))
 
 
 def _notes(runs: Sequence[RunData], evaluated: Sequence[Evaluated]) -> tuple[str, ...]:

@@ -126,6 +126,8 @@ class PairResult:
     `MORE_SEEDS_CAP`."""
     note: str
     """What to know of the verdict, such as what would settle it; may be empty."""
+    families: int | None = None
+    """Families of problems, where those are resampled and not single problems."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ class Comparison:
     baseline: str | None
     target: float | None
     """The pass@1 that `steps_to_target` is about."""
+    cluster: str | None = None
+    """The column of the problems' families, where intervals resample families."""
 
     @property
     def intervals(self) -> str:
@@ -148,10 +152,11 @@ class Comparison:
         seeds = [len(label.seeds) for label in self.labels if label.after is not None]
         if not seeds:
             return ""
+        over = f"families of problems ({self.cluster})" if self.cluster else "problems"
         if max(seeds) == 1:
-            return "95 % intervals over problems; one seed says nothing of other seeds."
-        text = "Means over seeds, with 95 % intervals over seeds and problems"
-        return text + ("; over problems alone where there is one seed." if 1 in seeds else ".")
+            return f"95 % intervals over {over}; one seed says nothing of other seeds."
+        text = f"Means over seeds, with 95 % intervals over seeds and {over}"
+        return text + (f"; over {over} alone where there is one seed." if 1 in seeds else ".")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, ready for JSON."""

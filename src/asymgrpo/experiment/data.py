@@ -1,4 +1,4 @@
-"""A task as the trainer takes it: a data set of prompts, and reward functions."""
+"""Whether prompts fit the model, and reward functions by name."""
 
 from __future__ import annotations
 
@@ -9,54 +9,16 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from datasets import Dataset
 
 from asymgrpo.errors import UserError
 from asymgrpo.experiment.deadline import DeadlineError, call_within
-from asymgrpo.tasks import FailureGuard, Task, grade_many, load_object, render_prompt
+from asymgrpo.tasks import Task, load_object
 from asymgrpo.tasks.own import names_a_file
-
-ENDLESS = 100_000
-"""A task of more rows than this is generated on demand: each seed reads a stretch of its own."""
-
-RewardFunction = Callable[..., Sequence[float | None]]
-
-
-def training_rows(task: Task, needed: int, seed: int) -> range:
-    """Which rows of the training split a run reads.
-
-    All of a finite set, which the trainer shuffles by the seed; of an endless one the `seed`-th
-    stretch of as many as are `needed`, so that runs of one seed see the same prompts.
-    """
-    rows = len(task.examples("train"))
-    if rows <= ENDLESS:
-        return range(rows)
-    needed = min(needed, rows)
-    start = (seed * needed) % max(rows - needed, 1)
-    return range(start, start + needed)
-
-
-def training_set(
-    task: Task, rows: range, tokenizer: Any, system_prompt: str | None = None
-) -> Dataset:
-    """Prompts with their row numbers, and the source's simple columns for reward functions."""
-    examples = task.examples("train")
-    chosen = [examples[row] for row in rows]
-    if not chosen:
-        raise UserError(f"the task {task.name} has no training rows")
-    columns: dict[str, list[Any]] = {
-        "prompt": [render_prompt(task, example, tokenizer, system_prompt) for example in chosen],
-        "row": list(rows),
-    }
-    for key in chosen[0]:
-        values = [example.get(key) for example in chosen]
-        kinds = {type(value) for value in values}
-        if key not in columns and len(kinds) == 1 and kinds <= {str, int, float, bool}:
-            columns[key] = values
-    return Dataset.from_dict(columns)
+from asymgrpo.training.task_data import RewardFunction, task_reward
 
 
 def check_lengths(data: Dataset, tokenizer: Any, context: int | None, completion: int) -> None:
@@ -96,31 +58,6 @@ def _tokens(prompt: Any, tokenizer: Any) -> int:
         prompt, add_generation_prompt=True, tokenize=True, return_dict=True
     )
     return len(encoded["input_ids"])
-
-
-def task_reward(task: Task) -> RewardFunction:
-    """The task's grader as a reward function; an answer that it fails on has no reward."""
-    examples = task.examples("train")
-    guard = FailureGuard()
-
-    def correct(
-        completions: Sequence[Any], row: Sequence[int], **kwargs: Any
-    ) -> list[float | None]:
-        texts = [text_of(completion) for completion in completions]
-        grades = grade_many(task, texts, [examples[index] for index in row])
-        for grade in grades:
-            guard.count(grade)
-        log_metric = kwargs.get("log_metric")
-        if log_metric is not None:
-            log_metric("grader/failed", sum(grade.failed for grade in grades) / len(grades))
-        return [None if grade.failed else grade.score for grade in grades]
-
-    return correct
-
-
-def text_of(completion: Any) -> str:
-    """A completion's text, of a chat or not."""
-    return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
 
 def load_reward(name: str, task: Task, timeout: float) -> RewardFunction:

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
 from asymgrpo.errors import UserError
 from asymgrpo.evaluation import evaluate_policy
+from asymgrpo.evaluation.partial import digest
 from asymgrpo.experiment.checks import check_weights
 from asymgrpo.experiment.display import tell
-from asymgrpo.experiment.run import training_sampling
+from asymgrpo.experiment.run import training_sampling, versions
 from asymgrpo.experiment.settings import MOST, RunSettings, trainer_defaults
 from asymgrpo.experiment.signals import stopped_by_signals
 from asymgrpo.experiment.store import RUN_FILE, RunStore, write_atomically
-from asymgrpo.models import load_policy
+from asymgrpo.models import Policy, load_policy
 from asymgrpo.rollout import Sampling, choose_engine
 from asymgrpo.rollout.choice import ENGINES
 from asymgrpo.secrets import redacted
-from asymgrpo.tasks import load_task
+from asymgrpo.tasks import Task, load_task
+from asymgrpo.tasks.own import names_a_file
+from asymgrpo.tasks.registry import split_options
+from asymgrpo.training.task_data import ENDLESS
 from asymgrpo.visible import visible
+
+SAMPLES, KS = 64, (1, 2, 4, 8)
+"""Completions a problem, and values of k, unless said."""
+PROBLEMS = 200
+"""Problems of a task whose rows have no end, unless said."""
+FILTERS = ("top_p", "top_k", "min_p")
+"""Sampling options that do nothing in greedy decoding."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +56,22 @@ class Request:
     system_prompt: str | None
     split: str
     problems: int | None
-    """None for all."""
-    samples: int
-    ks: Sequence[int]
+    """None for all, or for `PROBLEMS` of a task without end."""
+    samples: int | None
+    ks: Sequence[int] | None
     temperature: float | None
+    """0 is greedy decoding."""
     top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    stop: Sequence[str] | None
     max_new_tokens: int | None
     seed: int
+    cluster: str | None
     engine: str | None
     trust_remote_code: bool
+    log_samples: bool
 
 
 @dataclass(frozen=True)
@@ -65,6 +87,7 @@ class Subject:
     """Options of the chat template."""
     sampling: Sampling
     engine: str
+    cluster: str | None
 
 
 def evaluate_model(
@@ -76,13 +99,23 @@ def evaluate_model(
     subject = find_subject(request, store)
     task = load_task(subject.task, path=subject.task_path, prompt=subject.prompt)
     rows = task.examples(request.split)
-    policy = load_policy(subject.weights, trust_remote_code=request.trust_remote_code)
+    count = problem_count(task, request, console)
+    samples, ks = samples_and_ks(request, subject.sampling)
+    policy = load_policy(
+        subject.weights,
+        device="cuda" if torch.cuda.is_available() else None,
+        trust_remote_code=request.trust_remote_code,
+    )
     check_weights(policy.model, request.model)
     engine, reason = choose_engine(subject.engine, policy.model, policy.tokenizer)
     if reason:
         tell(console, reason)
-    count = len(rows) if request.problems is None else min(request.problems, len(rows))
-    path = out or default_path(request.model, store.exists(), task.name, request.split)
+    model_key, task_key = weights_key(subject.weights), task_identity(subject.task)
+    setting = {
+        **asdict(subject), "weights": model_key, "task": task_key, "split": request.split,
+        "problems": count, "samples": samples, "k": ks, "seed": request.seed,
+    }  # fmt: skip
+    path = out or default_path(request.model, store.exists(), task.name, request.split, setting)
     with stopped_by_signals(), Progress(console=console, transient=True) as bar:
         row = bar.add_task(escape(visible(f"{task.name} {request.split}")), total=None)
         result = evaluate_policy(
@@ -90,22 +123,94 @@ def evaluate_model(
             policy.tokenizer,
             task,
             [rows[index] for index in range(count)],
-            samples=request.samples,
-            ks=list(request.ks),
+            samples=samples,
+            ks=ks,
             sampling=subject.sampling,
             seed=request.seed,
             split=request.split,
             system_prompt=subject.system_prompt,
             template=subject.template,
-            model_key=weights_key(subject.weights),
+            cluster=subject.cluster,
+            log=request.log_samples,
+            model_key=model_key,
+            task_key=task_key,
             on_progress=lambda done, total: bar.update(row, completed=done, total=total),
             partial=path.with_suffix(".partial.jsonl"),
         )
-    asked = {"prompt": subject.prompt, "system_prompt": subject.system_prompt}
-    result = redacted({"model": request.model, **asked}) | result
+    logged = result.pop("log", None)
+    if logged is not None:
+        lines = "".join(json.dumps(line) + "\n" for line in logged)
+        write_atomically(samples_path(path), lines.encode())
+    result = redacted(circumstances(request, subject, policy)) | result
     write_atomically(path, (json.dumps(result) + "\n").encode())
     path.with_suffix(".partial.jsonl").unlink(missing_ok=True)
     return path, result
+
+
+def samples_path(path: Path) -> Path:
+    """Where the samples of the evaluation in `path` are written.
+
+    >>> samples_path(Path("evaluations/tiny.json")).name
+    'tiny.samples.jsonl'
+    """
+    return path.with_suffix(".samples.jsonl")
+
+
+def circumstances(request: Request, subject: Subject, policy: Policy) -> dict[str, Any]:
+    """What an evaluation was made with, beside the task's name and the sampling."""
+    parameter = next(policy.model.parameters())
+    device = str(parameter.device)
+    if parameter.is_cuda:
+        device = f"{device} ({torch.cuda.get_device_name(parameter.device)})"
+    return {
+        "model": request.model,
+        "revision": getattr(policy.model.config, "_commit_hash", None),
+        "prompt": subject.prompt,
+        "system_prompt": subject.system_prompt,
+        "task_options": split_options(subject.task)[1],
+        "task_path": subject.task_path,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "device": device,
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+    }
+
+
+def problem_count(task: Task, request: Request, console: Console) -> int:
+    """How many problems are measured, which is said where it is not all of them."""
+    there = len(task.examples(request.split))
+    if request.problems is not None:
+        return min(request.problems, there)
+    if there <= ENDLESS:
+        return there
+    console.print(
+        f"{task.name} has {there:,} rows; the first {PROBLEMS} are measured, "
+        "--problems says how many",
+        markup=False,
+        highlight=False,
+    )
+    return PROBLEMS
+
+
+def samples_and_ks(request: Request, sampling: Sampling) -> tuple[int, list[int]]:
+    """Completions a problem, one where decoding is greedy, and the values of k that they allow."""
+    if sampling.greedy and (request.samples or 1) > 1:
+        raise UserError("--temperature 0 has one completion a problem; leave out --samples")
+    samples = request.samples or (1 if sampling.greedy else SAMPLES)
+    if request.ks is None:
+        return samples, [k for k in KS if k <= samples]
+    if max(request.ks) > samples:
+        raise UserError(f"--k {max(request.ks)} needs at least as many --samples")
+    return samples, list(request.ks)
+
+
+def task_identity(spec: str) -> str:
+    """The task with its options, and the file's content where it is in a file of the user's own."""
+    bare, _ = split_options(spec)
+    if not names_a_file(bare):
+        return spec
+    code = Path(bare.rpartition(":")[0]).read_bytes()
+    return f"{spec} {hashlib.sha256(code).hexdigest()}"
 
 
 def _check(request: Request) -> None:
@@ -115,21 +220,26 @@ def _check(request: Request) -> None:
         value = getattr(request, name)
         if value is not None and not smallest <= value <= MOST:
             raise UserError(f"--{name.replace('_', '-')} must be at least {smallest}, got {value}")
-    if max(request.ks) > request.samples:
-        raise UserError(f"--k {max(request.ks)} needs at least as many --samples")
+    if request.temperature is not None and not 0 <= request.temperature < math.inf:
+        raise UserError(
+            f"--temperature must be at least 0, which is greedy, got {request.temperature}"
+        )
+    idle = [name for name in FILTERS if request.temperature == 0 and getattr(request, name)]
+    if idle:
+        raise UserError(
+            f"--{idle[0].replace('_', '-')} does nothing at --temperature 0; leave one of them out"
+        )
     if request.engine is not None and request.engine not in ENGINES:
         raise UserError(f"no engine named {request.engine!r}; choose from {', '.join(ENGINES)}")
 
 
 def find_subject(request: Request, store: RunStore) -> Subject:
     """The request, completed by the run that it names: its task, prompts, sampling and engine."""
-    changes = {"temperature": request.temperature, "top_p": request.top_p}
-    changes |= {"max_new_tokens": request.max_new_tokens}
     if not store.exists():
-        sampling = training_sampling({"max_completion_length": 512}, **changes)
         return Subject(
             request.model, request.task or "arithmetic", request.task_path, request.prompt,
-            request.system_prompt, None, sampling, request.engine or "native",
+            request.system_prompt, None, find_sampling(request, {"max_completion_length": 512}),
+            request.engine or "native", request.cluster,
         )  # fmt: skip
     record = store.run()
     known = record.get("settings") or {key: record[key] for key in ("task",) if record.get(key)}
@@ -146,9 +256,20 @@ def find_subject(request: Request, store: RunStore) -> Subject:
         request.prompt if request.prompt is not None else own.prompt,
         request.system_prompt if request.system_prompt is not None else settings.system_prompt,
         trainer.get("chat_template_kwargs"),
-        training_sampling(trainer, **changes),
+        find_sampling(request, trainer),
         request.engine or settings.engine,
+        request.cluster or own.cluster,
     )
+
+
+def find_sampling(request: Request, trainer: Mapping[str, Any]) -> Sampling:
+    """The trainer's sampling with what the request changes; at temperature 0 it is greedy."""
+    names = ("temperature", *FILTERS, "repetition_penalty", "stop", "max_new_tokens")
+    changes = {name: getattr(request, name) for name in names}
+    if request.temperature == 0:
+        trainer = {k: v for k, v in trainer.items() if k not in ("temperature", *FILTERS)}
+        changes |= {"temperature": None, "greedy": True}
+    return training_sampling(trainer, **changes)
 
 
 def weights_key(spec: str) -> str:
@@ -170,9 +291,12 @@ def _weights(store: RunStore) -> Path:
     return final
 
 
-def default_path(model: str, is_run: bool, task: str, split: str) -> Path:
-    """In the run's own folder, or under `evaluations/` here."""
+def default_path(
+    model: str, is_run: bool, task: str, split: str, setting: Mapping[str, Any]
+) -> Path:
+    """In the run's own folder, or under `evaluations/` here; another `setting`, another name."""
     words = re.sub(r"[^A-Za-z0-9.=]+", "-", f"{task}-{split}").strip("-.")
+    words = f"{words[-80:]}-{digest(setting)[:8]}".strip("-.")
     if is_run:
         return Path(model) / "evaluations" / f"evaluate-{words}.json"
     name = re.sub(r"[^A-Za-z0-9.=]+", "-", Path(model).name).strip("-.")

@@ -35,6 +35,7 @@ NOT_IDENTITY: dict[str, str] = {
         ("sample_every", "sample_groups", "keep_rollouts", "log_completions_hub_repo"), _RECORDS
     ),
     "reward_timeout": "a reward function that overruns it ends the run",
+    "cluster": "only how intervals are drawn",
     **dict.fromkeys(
         ("report_to", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
          "disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "log_completions",

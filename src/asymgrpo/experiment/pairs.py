@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from asymgrpo.evaluation.intervals import Estimate
 from asymgrpo.experiment.comparison import PairResult, Verdict
-from asymgrpo.experiment.scores import Evaluated, Scores, aligned
+from asymgrpo.experiment.scores import Evaluated, Scores, aligned, aligned_families
 from asymgrpo.experiment.statistics import (
     ALPHA,
     MORE_SEEDS_CAP,
@@ -40,6 +40,8 @@ class _Pair:
     result: PairResult
     differences: Array | None = None
     """[S, P], where they can be taken."""
+    families: tuple[str, ...] | None = None
+    """Of the problems, where they were evaluated by family."""
     statistics: Mapping[str, float] = field(default_factory=dict)
     draws: Array | None = None
     """Of the mean difference, in order."""
@@ -94,9 +96,14 @@ def _difference(
     values = aligned(picked, k)
     if values.shape[1] < 2:
         return _Pair(replace(result, note="fewer than two problems in common"))
+    families = aligned_families(picked)
+    if families is not None and len(set(families)) < 2:
+        return _Pair(replace(result, note="fewer than two families of problems in common"))
     differences = values[: len(seeds)] - values[len(seeds) :]
     notes = _notes(picked, metric, values.shape[1])
-    return _Pair(replace(result, problems=values.shape[1], note=notes), differences)
+    count = None if families is None else len(set(families))
+    result = replace(result, problems=values.shape[1], families=count, note=notes)
+    return _Pair(result, differences, None if families is None else tuple(families))
 
 
 def _inconclusive(
@@ -128,17 +135,17 @@ def _notes(picked: Sequence[Scores], metric: str, problems: int) -> str:
 
 
 def _with_statistics(pairs: Sequence[_Pair]) -> list[_Pair]:
-    """All pairs of one shape in one bootstrap."""
+    """All pairs of one shape, and of the same families, in one bootstrap."""
     done = list(pairs)
-    shapes = {pair.differences.shape for pair in pairs if pair.differences is not None}
-    for shape in shapes:
+    layouts = {(p.differences.shape, p.families) for p in pairs if p.differences is not None}
+    for layout in layouts:
         places = [
             i
             for i, p in enumerate(pairs)
-            if p.differences is not None and p.differences.shape == shape
+            if p.differences is not None and (p.differences.shape, p.families) == layout
         ]
         stacked = np.stack([d for i in places if (d := pairs[i].differences) is not None])
-        found = paired_bootstrap(stacked)
+        found = paired_bootstrap(stacked, layout[1])
         for row, place in enumerate(places):
             done[place] = replace(
                 pairs[place], statistics=_row(found, row), draws=found.draws[:, row]

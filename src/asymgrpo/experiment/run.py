@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-import math
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -23,8 +22,9 @@ from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
 from asymgrpo.experiment.checks import check_trainer, check_weights, settings_at_fault
-from asymgrpo.experiment.data import check_lengths, load_reward, training_rows, training_set
+from asymgrpo.experiment.data import check_lengths, load_reward
 from asymgrpo.experiment.display import tell
+from asymgrpo.experiment.held_out import held_out_rows, refuse_edited_rows, regroup
 from asymgrpo.experiment.identity import NOT_IDENTITY, differences
 from asymgrpo.experiment.interruption import interruptible
 from asymgrpo.experiment.lock import alone_in
@@ -38,6 +38,12 @@ from asymgrpo.rollout import Sampling
 from asymgrpo.secrets import redacted
 from asymgrpo.tasks import Task, load_task
 from asymgrpo.training.resuming import checkpoints, clear_leftovers, put_in_place, writing
+from asymgrpo.training.task_data import (
+    check_rows,
+    prompts_needed,
+    training_rows,
+    training_set,
+)
 from asymgrpo.training.trl import AsymGRPOConfig, AsymGRPOTrainer
 
 SYNONYMS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "scale_rewards",
@@ -106,13 +112,22 @@ def run_record(
         "config": {k: v for k, v in settings.trainer.items() if k not in overrides},
         "settings": settings.to_dict(),
         "resolved": resolved_settings(config),
-        "versions": {name: importlib.metadata.version(name) for name in VERSIONED}
-        | {"python": platform.python_version()},
+        "versions": versions(),
         "device": device,
         "machine": machine_facts(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return redacted(record)
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that can change a result.
+
+    >>> sorted(versions())[-1]
+    'trl'
+    """
+    found = {name: importlib.metadata.version(name) for name in VERSIONED}
+    return found | {"python": platform.python_version()}
 
 
 def resolved_settings(config: AsymGRPOConfig) -> dict[str, Any]:
@@ -170,39 +185,18 @@ def holds_something(folder: Path) -> bool:
     return any(not any(path.match(name) for name in own) for path in folder.iterdir())
 
 
-def prompts_needed(settings: RunSettings, config: AsymGRPOConfig) -> int:
-    """Prompts that the whole run reads."""
-    micro_steps = settings.steps * config.gradient_accumulation_steps
-    batches = math.ceil(micro_steps / (config.steps_per_generation * config.num_iterations))
-    prompts: int = config.generation_batch_size // config.num_generations
-    return int(batches * prompts)
-
-
-def check_rows(task: str, rows: int, config: AsymGRPOConfig) -> None:
-    """Refuse fewer rows than a rollout batch has prompts: the trainer would not make one step."""
-    group = config.num_generations
-    prompts = config.generation_batch_size // group
-    if not 0 < rows < prompts:
-        return
-    a_device = config.generation_batch_size // config.per_device_train_batch_size
-    fitting = [n for n in range(1, rows * group // a_device + 1) if n * a_device % group == 0]
-    less = f"--set per_device_train_batch_size={fitting[-1]}" if fitting else "steps_per_generation"
-    raise UserError(
-        f"the task {task} has {rows} training rows, but a rollout batch takes {prompts} prompts; "
-        f"add rows, or lower the batch: {less}"
-    )
-
-
 def training_sampling(trainer: Mapping[str, Any], **changes: Any) -> Sampling:
     """How a run samples, by the trainer's fields; so held-out problems are sampled as well.
 
     >>> training_sampling({"max_completion_length": 64, "top_k": None}, temperature=0.5)
     Sampling(max_new_tokens=64, temperature=0.5, top_p=1.0, top_k=0, min_p=0.0, \
-repetition_penalty=1.0, greedy=False)
+repetition_penalty=1.0, greedy=False, stop=())
     """
     names = {"max_completion_length": "max_new_tokens"}
     names |= {n: n for n in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
     given = {ours: trainer[n] for n, ours in names.items() if trainer.get(n) is not None}
+    stop = (trainer.get("generation_kwargs") or {}).get("stop_strings") or ()
+    given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     given |= {name: value for name, value in changes.items() if value is not None}
     try:
         return Sampling(**given)
@@ -217,8 +211,7 @@ def held_out_evaluation(
 
     It samples with the trainer's own engine, so that a run has one.
     """
-    test = task.examples("test")
-    examples = [test[index] for index in range(min(settings.eval_problems, len(test)))]
+    examples = held_out_rows(task, settings)
     sampling = training_sampling(vars(config))
 
     def evaluate(step: int) -> dict[str, Any]:
@@ -233,6 +226,7 @@ def held_out_evaluation(
             seed=0,
             system_prompt=settings.system_prompt,
             template=config.chat_template_kwargs,
+            cluster=settings.cluster,
         )
 
     return evaluate
@@ -266,7 +260,7 @@ def build_trainer(
     settings: RunSettings, config: AsymGRPOConfig, store: RunStore, task: Task, policy: Policy
 ) -> AsymGRPOTrainer:
     """The trainer of a run, recording into its store."""
-    rows = training_rows(task, prompts_needed(settings, config), settings.seed)
+    rows = training_rows(task, prompts_needed(config), settings.seed)
     data = training_set(task, rows, policy.tokenizer, settings.system_prompt)
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     check_lengths(data, policy.tokenizer, context, config.max_completion_length)
@@ -288,6 +282,7 @@ def build_trainer(
         )
     trainer.base_model = settings.model
     if settings.eval_every:
+        refuse_edited_rows(store, held_out_rows(task, settings))
         evaluate = held_out_evaluation(settings, config, policy, task, trainer)
         trainer.add_callback(HeldOut(store, evaluate, settings.eval_every))
     for noisy in (PrinterCallback, ProgressCallback):
@@ -309,7 +304,10 @@ def train_run(
     config = trainer_config(settings, folder)
     store = RunStore(folder)
     record = run_record(settings, config, folder, str(config.device))
-    if is_finished(store, settings, record):
+    finished = is_finished(store, settings, record)
+    if store.exists():
+        regroup(store, settings)
+    if finished:
         return store
     task = load_task(settings.task, path=settings.task_path, prompt=settings.prompt)
     set_seed(settings.seed)

@@ -30,6 +30,10 @@ class Scores:
     """Task and split: scores of two that differ do not compare."""
     drawn: tuple[Any, ...]
     """How samples were drawn."""
+    families: tuple[str, ...] | None = None
+    """The family of each problem, where the evaluation was made by family."""
+    cluster: str | None = None
+    """The column that names the families."""
 
     def pass_at(self, k: int) -> Array:
         """pass@k of every problem."""
@@ -54,7 +58,8 @@ def read_scores(evaluation: Mapping[str, Any]) -> Scores:
     [0.5]
     """
     try:
-        rows = [(str(row["id"]), row["scores"]) for row in evaluation["problems"]]
+        problems = evaluation["problems"]
+        rows = [(_name(row), row["scores"]) for row in problems]
         step = int(evaluation["step"])
     except (KeyError, TypeError) as error:
         raise UserError(f"an evaluation record lacks {error}; evaluate the run anew") from None
@@ -68,6 +73,7 @@ def read_scores(evaluation: Mapping[str, Any]) -> Scores:
                 f"problem {name} of step {step}: {error}; evaluate the run anew"
             ) from None
     samples = tuple(len(scores) for _, scores in rows)
+    named = [row.get("cluster") for row in problems]
     return Scores(
         step=step,
         problems=tuple(name for name, _ in rows),
@@ -76,7 +82,14 @@ def read_scores(evaluation: Mapping[str, Any]) -> Scores:
         ks=tuple(k for k in evaluation.get("k", ()) if k <= min(samples)),
         task=(evaluation.get("task"), evaluation.get("split")),
         drawn=(repr(evaluation.get("sampling")), evaluation.get("seed"), samples[0]),
+        families=None if None in named else tuple(map(str, named)),
+        cluster=evaluation.get("cluster"),
     )
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """A problem of the same id whose row was edited in between is another problem."""
+    return f"{row['id']} {row['row']}" if "row" in row else str(row["id"])
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,37 @@ def aligned(scores: Sequence[Scores], k: int) -> Array:
     """
     if len({s.problems for s in scores}) == 1:
         return np.stack([s.pass_at(k) for s in scores])
-    common = set.intersection(*(set(s.problems) for s in scores))
-    order = [name for name in scores[0].problems if name in common]
+    order = _common(scores)
     values = [dict(zip(s.problems, s.pass_at(k).tolist(), strict=True)) for s in scores]
     return np.array([[own[name] for name in order] for own in values]).reshape(len(scores), -1)
+
+
+def _common(scores: Sequence[Scores]) -> list[str]:
+    """The problems that all have, in the order of the first."""
+    shared = set.intersection(*(set(s.problems) for s in scores))
+    return [name for name in scores[0].problems if name in shared]
+
+
+def aligned_families(scores: Sequence[Scores]) -> list[str] | None:
+    """The family of every problem that `aligned` gives, as those that were told them have it.
+
+    None where no evaluation has families.
+
+    >>> rows = [{"id": i, "scores": [1], "cluster": i // 2} for i in range(4)]
+    >>> aligned_families([read_scores({"step": 0, "problems": rows})])
+    ['0', '0', '1', '1']
+    """
+    told = [s for s in scores if s.families is not None]
+    if not told:
+        return None
+    columns = sorted({str(s.cluster) for s in told})
+    if len(columns) > 1:
+        raise UserError(
+            f"the runs were evaluated by unlike families ({' and '.join(columns)}); "
+            "run the comparison again with one --cluster"
+        )
+    known: dict[str, str] = {}
+    for s in told:
+        known |= dict(zip(s.problems, s.families or (), strict=True))
+    # A problem that was never told one is a family of its own.
+    return [known.get(name, f"problem {name}") for name in _common(scores)]

@@ -49,6 +49,8 @@ class RunSettings:
     """Held-out evaluation every so many steps, and before and after; 0 for none."""
     eval_problems: int = 200
     eval_samples: int = 8
+    cluster: str | None = None
+    """A column that names the family of a held-out problem; intervals then resample families."""
     sample_every: int = 1
     """Save traces of every so many rollout batches; 0 for none."""
     sample_groups: int = 2

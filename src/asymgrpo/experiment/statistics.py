@@ -4,14 +4,15 @@
 seeds and with the problems that happened to be drawn. Problems are many, so they are resampled.
 Seeds are few: resampling two of them gives the same one twice in half of the draws, and verdicts
 that are wrong far more often than 5 %. Their part is drawn from Student's t with S - 1 degrees of
-freedom instead, around the observed spread. No torch.
+freedom instead, around the observed spread. Problems that come in families are related, and then
+the families take the place of the problems. No torch.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -20,7 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from asymgrpo.evaluation.intervals import DRAWS, Estimate, bootstrap_means, resampled_means
+from asymgrpo.evaluation.intervals import (
+    DRAWS,
+    Estimate,
+    bootstrap_means,
+    families,
+    resampled_means,
+)
 
 Array = NDArray[np.float64]
 
@@ -48,8 +55,12 @@ class PairedBootstrap:
     """Draws of the mean, in order: [draws, M]."""
 
 
-def paired_bootstrap(differences: Array) -> PairedBootstrap:
+def paired_bootstrap(
+    differences: Array, clusters: Sequence[Hashable] | None = None
+) -> PairedBootstrap:
     """Means of differences [M, S, P] (comparisons, seeds, problems), their intervals and p-values.
+
+    `clusters` names the family of each problem: families are then resampled, not problems.
 
     >>> wins = np.tile([[0.25, 0.5, 0.0, 0.25]], (3, 1))[None]
     >>> result = paired_bootstrap(wins)
@@ -61,15 +72,17 @@ def paired_bootstrap(differences: Array) -> PairedBootstrap:
             f"differences must be [comparisons, seeds, problems] with at least two problems, "
             f"not {differences.shape}"
         )
-    seed_part, problem_part, shrink = _variances(differences)
     mean = differences.mean(axis=(1, 2))
-    by_problem = differences.mean(axis=1).T
-    problems = by_problem.shape[0]
+    sums, sizes = families(differences.mean(axis=1).T, clusters)
+    units = len(sizes)
+    if units < 2:
+        raise ValueError("all problems are of one family; at least two are needed")
+    seed_part, problem_part, shrink = _variances(_by_family(differences, clusters))
     # as in evaluation/intervals: from the resamples' variance to Student's t
-    widen = math.sqrt(problems / (problems - 1)) * (
-        special.stdtrit(problems - 1, 1 - ALPHA / 2) / NormalDist().inv_cdf(1 - ALPHA / 2)
+    widen = math.sqrt(units / (units - 1)) * (
+        special.stdtrit(units - 1, 1 - ALPHA / 2) / NormalDist().inv_cdf(1 - ALPHA / 2)
     )
-    draws = mean + (resampled_means(by_problem) - mean) * (widen * shrink)
+    draws = mean + (resampled_means(sums, sizes) - mean) * (widen * shrink)
     if differences.shape[1] > 1:
         draws += _seed_draws(differences.shape[1])[:, None] * np.sqrt(seed_part)
     draws = np.sort(draws, axis=0)
@@ -92,11 +105,28 @@ def ends(draws: Array, level: float) -> tuple[Array, Array]:
     return draws[max(beyond, 0)], draws[len(draws) - 1 - max(beyond, 0)]
 
 
-def over_seeds_and_problems(values: Array, least: float) -> Estimate:
+def _by_family(differences: Array, clusters: Sequence[Hashable] | None) -> Array:
+    """Values [M, S, U] of families whose plain mean over families is each seed's over problems.
+
+    With `m` a family's mean, `n` its size and `D` the overall mean, `D + n U / P (m - D)`: what a
+    family adds to the mean, in first order of its deviation.
+    """
+    if clusters is None:
+        return differences
+    comparisons, seeds, problems = differences.shape
+    sums, sizes = families(differences.reshape(-1, problems).T, clusters)
+    mean = np.repeat(differences.mean(axis=(1, 2)), seeds)
+    values = mean + (sums - sizes[:, None] * mean) * (len(sizes) / problems)
+    return np.asarray(values.T.reshape(comparisons, seeds, len(sizes)))
+
+
+def over_seeds_and_problems(
+    values: Array, least: float, clusters: Sequence[Hashable] | None = None
+) -> Estimate:
     """The mean of [S, P] in `least` to 1, with its interval over seeds and problems.
 
     As for a difference of two algorithms, so that the two agree; never narrower than over the
-    problems alone, which is all that one seed gives.
+    problems alone, which is all that one seed gives. `clusters` as in `paired_bootstrap`.
 
     >>> one = over_seeds_and_problems(np.array([[0.0, 1.0, 1.0, 0.5]]), 0.0)
     >>> two = over_seeds_and_problems(np.array([[0.0, 1.0, 1.0, 0.5], [0.0, 1.0, 0.5, 0.0]]), 0.0)
@@ -105,10 +135,10 @@ def over_seeds_and_problems(values: Array, least: float) -> Estimate:
     """
     by_problem = values.mean(axis=0)
     # the interval over problems is for values from 0 to 1
-    means, lows, highs = bootstrap_means(((by_problem - least) / (1 - least))[:, None])
+    means, lows, highs = bootstrap_means(((by_problem - least) / (1 - least))[:, None], clusters)
     mean, low, high = (float(part[0]) * (1 - least) + least for part in (means, lows, highs))
-    if min(values.shape) > 1:
-        found = paired_bootstrap(values[None])
+    if min(values.shape) > 1 and (clusters is None or len(set(clusters)) > 1):
+        found = paired_bootstrap(values[None], clusters)
         low, high = min(low, float(found.low[0])), max(high, float(found.high[0]))
     return Estimate(mean, max(low, least), min(high, 1.0))
 

@@ -20,6 +20,7 @@ from . import inspection
 from .native import filters_of
 from .prompts import Group, Row, grouped, waves
 from .records import Rollout, Sampling
+from .stop_strings import cut_at_stop
 
 MOST_ROWS = 512
 
@@ -48,6 +49,7 @@ class TransformersEngine:
     ) -> None:
         """`stop_token_ids` replaces the end tokens of the tokenizer and the generation config."""
         self.model = model
+        self.tokenizer = tokenizer
         self.most_rows = most_rows
         self._stops = (
             inspection.stop_tokens(model, tokenizer)
@@ -74,7 +76,10 @@ class TransformersEngine:
                 found.update(self._wave(wave, filters_of(sampling)))
                 if on_progress is not None:
                     on_progress(len(found), len(prompts))
-        return [found[index] for index in range(len(prompts))]
+        return [
+            cut_at_stop(found[index], self.tokenizer, sampling.stop)
+            for index in range(len(prompts))
+        ]
 
     def _wave(self, wave: Sequence[Group], filters: Filters) -> dict[int, Rollout]:
         rows = [(group.prompt, row) for group in wave for row in group.rows]

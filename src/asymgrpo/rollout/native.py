@@ -15,6 +15,7 @@ from .attention import ATTENTION, PassingCache, attending_to
 from .plain import Sampled, decode_plain, prompt_cache
 from .prompts import Group, Row, grouped, waves
 from .records import Rollout, Sampling
+from .stop_strings import cut_at_stop
 
 if TYPE_CHECKING:
     from .graphs import GraphDecoder
@@ -54,6 +55,7 @@ class NativeEngine:
         if reason is not None:
             raise NotImplementedError(reason)
         self.model = model
+        self.tokenizer = tokenizer
         self.most_rows = most_rows
         self._stops = (
             inspection.stop_tokens(model, tokenizer)
@@ -90,7 +92,11 @@ class NativeEngine:
             for wave in waves(groups, self._rows_at_once(groups)):
                 sampled = self._decode(wave, filters_of(sampling), on_done)
                 _collect(wave, sampled, rollouts)
-        return [rollout for rollout in rollouts if rollout is not None]
+        return [
+            cut_at_stop(rollout, self.tokenizer, sampling.stop)
+            for rollout in rollouts
+            if rollout is not None
+        ]
 
     def logits(self, tokens: Sequence[int], split: int) -> Tensor:
         """Logits `[len(tokens) - split + 1, V]` after `split` tokens and after each further one.

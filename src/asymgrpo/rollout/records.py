@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,15 +26,20 @@ class Sampling:
     repetition_penalty: float = 1.0
     greedy: bool = False
     """Take the most likely token; temperature and the filters are then not used."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion, found in its text without special tokens."""
 
     def __post_init__(self) -> None:
         checks = {
             "max_new_tokens must be at least 1": self.max_new_tokens >= 1,
-            "temperature must be above 0 (use greedy=True for the limit)": self.temperature > 0,
+            "temperature must be above 0 (use greedy=True for the limit)": (
+                0 < self.temperature < math.inf
+            ),
             "top_p must be in (0, 1]": 0 < self.top_p <= 1,
             "top_k must be 0 (off) or positive": self.top_k >= 0,
             "min_p must be in [0, 1]": 0 <= self.min_p <= 1,
-            "repetition_penalty must be above 0": self.repetition_penalty > 0,
+            "repetition_penalty must be above 0": 0 < self.repetition_penalty < math.inf,
+            "stop strings must not be empty": all(self.stop),
         }
         for message, holds in checks.items():
             if not holds:
@@ -46,13 +52,13 @@ class Rollout:
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    """The completion, the stop token included when one was drawn."""
+    """The completion, the stop token or string included when one was drawn."""
     logps: tuple[float, ...] | None
     """Log-prob of each token under the distribution it was drawn from, or None if unknown."""
     entropies: tuple[float, ...] | None
     """Entropy in nats of the temperature-scaled distribution at each token, or None if unknown."""
     finished: bool
-    """Whether a stop token ended it, rather than the length limit."""
+    """Whether a stop token or string ended it, rather than the length limit."""
 
 
 class Engine(Protocol):

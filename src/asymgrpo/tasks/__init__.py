@@ -4,7 +4,7 @@
 `FailureGuard` stops a run whose grader fails instead of letting failures pass for zeros.
 """
 
-from asymgrpo.tasks.base import Example, Grade, Task
+from asymgrpo.tasks.base import Example, Grade, Task, reference_of
 from asymgrpo.tasks.failures import FailureGuard
 from asymgrpo.tasks.own import load_object
 from asymgrpo.tasks.parallel import grade_many
@@ -19,6 +19,7 @@ __all__ = [
     "grade_many",
     "load_object",
     "load_task",
+    "reference_of",
     "render_prompt",
     "task_names",
 ]

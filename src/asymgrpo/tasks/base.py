@@ -46,3 +46,16 @@ class Task(Protocol):
     def grade(self, completion: str, example: Example) -> Grade:
         """Never raises: a grader that breaks says so in its `Grade`."""
         ...
+
+
+def reference_of(task: Task, example: Example) -> str | None:
+    """The answer that completions are compared with, where the task or the row tells it.
+
+    >>> class Sums:
+    ...     def reference(self, example): return str(sum(example["numbers"]))
+    >>> reference_of(Sums(), {"numbers": [1, 2]})
+    '3'
+    """
+    own = getattr(task, "reference", None)
+    found = own(example) if callable(own) else example.get("answer")
+    return None if found is None else str(found)

@@ -7,6 +7,9 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
+from asymgrpo.errors import UserError
 from asymgrpo.tasks.base import Example, Grade, Task
 
 
@@ -17,6 +20,8 @@ def grade_many(
     workers: int | None = None,
 ) -> list[Grade]:
     """The grade of every completion, in order; a grader that raises gives a failed grade.
+
+    A score that is no number from 0 to 1 is a `UserError`.
 
     Threads are enough: plain numbers take microseconds, and everything slow runs in the
     sandbox's own processes.
@@ -53,7 +58,19 @@ def grade_many(
 
 def _grade(task: Task, completion: str, example: Example) -> Grade:
     try:
-        return task.grade(completion, example)
+        grade = task.grade(completion, example)
     except Exception as error:  # a task of the user's own; its failure is counted, not hidden
         reason = f"the grader broke: {type(error).__name__}: {error}"[:300]
         return Grade(0.0, None, reason, failed=True)
+    if not isinstance(grade, Grade):
+        raise UserError(
+            f"the grader of {task.name} returned {type(grade).__name__}; return an "
+            "asymgrpo.tasks.Grade(score, answer, reason)"
+        )
+    number = isinstance(grade.score, int | float | np.number)
+    if not number or not 0 <= grade.score <= 1:  # not so for NaN either
+        raise UserError(
+            f"the grader of {task.name}: a score is a number from 0 to 1, not {grade.score}; "
+            "scale its scores"
+        )
+    return grade

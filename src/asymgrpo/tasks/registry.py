@@ -68,7 +68,7 @@ def load_task(
     ...
     asymgrpo.errors.UserError: no task 'gsm9k'; did you mean gsm8k?
     """
-    file, named = _split_options(name) if ".py:" in name else (name, {})
+    file, named = split_options(name) if ".py:" in name else (name, {})
     if names_a_file(file):
         _refuse_path(file, path)
         return own_task(file, prompt, {**named, **options})
@@ -76,9 +76,9 @@ def load_task(
         check_template(prompt)
     family, colon, rest = name.partition(":")
     if family == "jsonl" and colon:
-        file, named = _split_options(rest)
+        file, named = split_options(rest)
         return _jsonl_task(file, path, prompt, **{**named, **options})
-    bare, named = _split_options(name)
+    bare, named = split_options(name)
     options = {**named, **options}
     if family == "reasoning-gym" and colon:
         _refuse_path(family, path)
@@ -165,8 +165,12 @@ def _refuse_path(name: str, path: str | Path | None) -> None:
         raise UserError(f"{name} makes its own rows; leave out --task-path")
 
 
-def _split_options(name: str) -> tuple[str, dict[str, Any]]:
-    """`chain_sum?max_terms=4` to its name and options; a value is JSON, or else text."""
+def split_options(name: str) -> tuple[str, dict[str, Any]]:
+    """A task's name and its options; a value is JSON, or else text.
+
+    >>> split_options("reasoning-gym:chain_sum?max_terms=4&seed=1")
+    ('reasoning-gym:chain_sum', {'max_terms': 4, 'seed': 1})
+    """
     bare, mark, query = name.partition("?")
     options: dict[str, Any] = {}
     for pair in query.split("&") if mark else ():

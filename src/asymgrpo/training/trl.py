@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoProcessor
 from trl import GRPOConfig, GRPOTrainer
 
 from asymgrpo.errors import UserError
@@ -33,6 +34,7 @@ from asymgrpo.rollout.choice import ENGINES, choose_engine
 from asymgrpo.rollout.compute_copy import ComputeCopy, RefreshedEngine
 from asymgrpo.rollout.records import Engine, Rollout, Sampling
 from asymgrpo.secrets import redacted
+from asymgrpo.tasks import Task
 from asymgrpo.training.entropy_control import EntropyControl
 from asymgrpo.training.guard import FiniteGuard
 from asymgrpo.training.master_weights import MasterWeights
@@ -46,6 +48,7 @@ from asymgrpo.training.resuming import Resuming
 from asymgrpo.training.scorer import PackedScorer
 from asymgrpo.training.seeds import rollout_seeds
 from asymgrpo.training.shrinking import ShrinkingEngine
+from asymgrpo.training.task_data import add_task
 from asymgrpo.training.trl_options import FIELDS, implied, translated
 from asymgrpo.visible import visible
 
@@ -256,9 +259,24 @@ def _model_name(model: Any) -> str:
     return (model if isinstance(model, str) else model.config._name_or_path).split("/")[-1]
 
 
+def _processing_class(model: Any, config: AsymGRPOConfig) -> Any:
+    """The one that TRL would load, before it does: a task's prompts depend on its template."""
+    name = model if isinstance(model, str) else model.config._name_or_path
+    load: Any = AutoProcessor.from_pretrained
+    return load(
+        name,
+        revision=(config.model_init_kwargs or {}).get("revision"),
+        truncation_side="left",
+        padding_side="left",
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
 class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTrainer):  # type: ignore[misc]  # untyped
     """`GRPOTrainer` under an objective of ours; takes what it takes.
 
+    `task`, a name, `path/file.py:Class` or an object, gives the data sets and, unless
+    `reward_funcs` are given, the reward.
     `rollout_sink(step, rows)` is called, where given, with the traces of the first
     `sampled_groups` prompts of every `sample_every`-th rollout batch.
     """
@@ -268,6 +286,7 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
     def __init__(
         self,
         *args: Any,
+        task: Task | str | None = None,
         rollout_sink: RolloutSink | None = None,
         sample_every: int = 1,
         sampled_groups: int = 2,
@@ -283,6 +302,12 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
                 "options"
             )
         bound.arguments["args"] = config
+        if task is not None:
+            if bound.arguments.get("processing_class") is None:
+                bound.arguments["processing_class"] = _processing_class(
+                    bound.arguments["model"], config
+                )
+            add_task(task, bound.arguments, config)
         super().__init__(*bound.args[1:], **bound.kwargs)
         self.objective = Objective(config.objective())
         # The objective corrects for the sampler's log-probs, whichever engine samples.
