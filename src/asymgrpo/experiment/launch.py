@@ -23,10 +23,15 @@ from asymgrpo.experiment.signals import stopped_by_signals
 from asymgrpo.experiment.store import RunStore
 
 
-def finished(folder: Path) -> bool:
-    """Whether the run in `folder` has nothing left to do."""
-    store = RunStore(folder)
-    return store.exists() and store.run().get("status") == "finished"
+def finished(job: Job) -> bool:
+    """Whether the run of a job has nothing left to do: one of fewer steps is extended."""
+    store = RunStore(job.folder)
+    if not store.exists():
+        return False
+    record = store.run()
+    return record.get("status") == "finished" and (
+        record.get("steps", job.settings.steps) >= job.settings.steps
+    )
 
 
 def visible_gpus() -> list[str]:
@@ -122,7 +127,7 @@ class Worker(threading.Thread):
 
 def launch(jobs: Sequence[Job], out: Path, console: Console, at_once: int | None = None) -> None:
     """Run what is not finished; raises once all have ended if any failed."""
-    missing = [job for job in jobs if not finished(job.folder)]
+    missing = [job for job in jobs if not finished(job)]
     if not missing:
         return
     out.mkdir(parents=True, exist_ok=True)
@@ -157,7 +162,7 @@ def _watch(jobs: Sequence[Job], workers: Sequence[Worker], console: Console) -> 
         TextColumn("all runs"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
     )
     total = sum(job.settings.steps for job in jobs)
-    done = sum(job.settings.steps for job in jobs if finished(job.folder))
+    done = sum(job.settings.steps for job in jobs if finished(job))
     row = bar.add_task("", total=total, completed=done, left="")
     started, begun_at = time.monotonic(), done
     with Live(console=console, refresh_per_second=2, transient=True) as live:
@@ -167,7 +172,7 @@ def _watch(jobs: Sequence[Job], workers: Sequence[Worker], console: Console) -> 
             for job in active:
                 step, note = steps[job.folder]
                 lines.append(Text(f"  {job.folder.name}  {step}/{job.settings.steps}  {note}"))
-            done = sum(job.settings.steps for job in jobs if finished(job.folder))
+            done = sum(job.settings.steps for job in jobs if finished(job))
             done += sum(step for job, (step, _) in steps.items() if not finished(job))
             rate = (done - begun_at) / max(time.monotonic() - started, 1e-9)
             left = _duration((total - done) / rate) + " left" if done > begun_at else ""

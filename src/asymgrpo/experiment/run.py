@@ -25,9 +25,10 @@ from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, 
 from asymgrpo.experiment.checks import check_trainer, settings_at_fault
 from asymgrpo.experiment.data import check_lengths, load_reward, training_rows, training_set
 from asymgrpo.experiment.identity import NOT_IDENTITY, differences
+from asymgrpo.experiment.inputs import input_digests, refuse_changed_inputs
 from asymgrpo.experiment.interruption import interruptible
 from asymgrpo.experiment.lock import alone_in
-from asymgrpo.experiment.plan import refuse_another_run
+from asymgrpo.experiment.plan import refuse_another_run, with_steps
 from asymgrpo.experiment.secrets import redacted
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
@@ -35,7 +36,8 @@ from asymgrpo.models import Policy, load_policy, lora_config
 from asymgrpo.objective.presets import OVERRIDES
 from asymgrpo.rollout import Sampling
 from asymgrpo.tasks import Task, load_task
-from asymgrpo.training.resuming import checkpoints, clear_leftovers, put_in_place, writing
+from asymgrpo.training.processes import wait_for_all
+from asymgrpo.training.resuming import clear_leftovers, put_in_place, writing
 from asymgrpo.training.trl import AsymGRPOConfig, AsymGRPOTrainer
 
 SYNONYMS = ("loss_type", "epsilon", "epsilon_high", "importance_sampling_level", "scale_rewards",
@@ -89,7 +91,7 @@ def run_record(
     settings: RunSettings, config: AsymGRPOConfig, folder: Path, device: str
 ) -> dict[str, Any]:
     """`run.json`: what was asked for, as resolved, and by what it is run."""
-    overrides = settings.overrides
+    overrides, now = settings.overrides, sitting()
     return {
         "name": folder.name,
         "status": "running",
@@ -104,10 +106,10 @@ def run_record(
         "config": redacted({k: v for k, v in settings.trainer.items() if k not in overrides}),
         "settings": redacted(settings.to_dict()),
         "resolved": redacted(resolved_settings(config)),
-        "versions": {name: importlib.metadata.version(name) for name in VERSIONED}
-        | {"python": platform.python_version()},
+        "versions": now["versions"],
         "device": device,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "created": now["date"],
+        "sittings": [now],
     }
 
 
@@ -134,12 +136,37 @@ def open_store(settings: RunSettings, folder: Path) -> RunStore:
 
 def refuse_other_trainer(store: RunStore, record: Mapping[str, Any]) -> None:
     """A run goes on as it began: not in another precision, or on another number of processes."""
-    found = differences(store.run(), record)
+    kept = store.run()
+    found = differences(with_steps(kept, record["steps"]), record)
     if found:
         raise UserError(
             f"{store.folder} was begun otherwise ({'; '.join(found[:3])}); go on as it began, or "
             "choose another --out"
         )
+
+
+def sitting() -> dict[str, Any]:
+    """This process as one of those that worked on a run: when, by which versions, and where."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {name: importlib.metadata.version(name) for name in VERSIONED}
+        | {"python": platform.python_version()},
+        "machine": platform.node(),
+    }
+
+
+def with_history(record: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a run that goes on: it was made when it was, and has one sitting more.
+
+    >>> old = {"created": "then", "versions": {"torch": "1"}, "sittings": [{"date": "then"}]}
+    >>> new = {"created": "now", "versions": {"torch": "2"}, "sittings": [{"date": "now"}]}
+    >>> with_history(new, old)["sittings"]
+    [{'date': 'then'}, {'date': 'now'}]
+    """
+    kept = {key: before[key] for key in ("created", "versions", "inputs") if before.get(key)}
+    first = {"date": before.get("created"), "versions": before.get("versions")}
+    sittings = before.get("sittings") or ([first] if before.get("created") else [])
+    return record | kept | {"sittings": [*sittings, *record["sittings"]]}
 
 
 def holds_something(folder: Path) -> bool:
@@ -216,14 +243,26 @@ def held_out_evaluation(
     return evaluate
 
 
-def checkpoint_to_go_on_from(store: RunStore) -> Path | None:
-    """The newest checkpoint of a run that was cut off; what was logged after it is taken back."""
-    newest = [path for path in checkpoints(store.folder) if path.is_dir()][-1:]
-    step = int(newest[0].name.rpartition("-")[2]) if newest else 0
-    store.truncate_metrics(step)
-    store.remove_after(step)
-    clear_leftovers(store.folder)
-    return newest[0] if newest else None
+def checkpoint_to_go_on_from(
+    trainer: AsymGRPOTrainer, store: RunStore, extended: bool
+) -> str | None:
+    """The newest whole checkpoint of a run; what was logged after it is taken back.
+
+    The main process alone touches the folder, and the others wait for it.
+    """
+    newest = trainer.newest_checkpoint()
+    if newest is None and extended:
+        raise UserError(
+            f"{store.folder} is finished and holds no whole checkpoint to go on from; choose "
+            "another --out"
+        )
+    if trainer.args.process_index == 0:
+        step = int(newest.rpartition("-")[2]) if newest else 0
+        store.truncate_metrics(step)
+        store.remove_after(step)
+        clear_leftovers(store.folder)
+    wait_for_all()
+    return newest
 
 
 def build_trainer(
@@ -262,55 +301,72 @@ def build_trainer(
 def train_run(settings: RunSettings, folder: Path, console: Console | None = None) -> RunStore:
     """Train as `settings` say, into `folder`, from where it was cut off if it was.
 
-    A finished run is left as it is. Ctrl-C and SIGTERM end it after a checkpoint, with
-    `Interrupted`.
+    A finished run of as many steps is left as it is; of fewer, it is extended. Ctrl-C and SIGTERM
+    end it after a checkpoint, with `Interrupted`. Of several processes, the main one writes.
     """
     config = trainer_config(settings, folder)
+    main = config.process_index == 0
+    console = console if main else None
     store = open_store(settings, folder)
     record = run_record(settings, config, folder, str(config.device))
-    if store.exists():
-        if store.run().get("status") == "finished":
+    before = store.run() if store.exists() else {}
+    wait_for_all()  # every process has read it before the main one writes
+    extended = before.get("status") == "finished"
+    if before:
+        if extended and before.get("steps", settings.steps) >= settings.steps:
             return store
         refuse_other_trainer(store, record)
     task = load_task(settings.task, path=settings.task_path, prompt=settings.prompt)
     set_seed(settings.seed)
     policy = load_policy(settings.model, trust_remote_code=settings.trust_remote_code)
     trainer = build_trainer(settings, config, store, task, policy)
-    with alone_in(folder) if config.process_index == 0 else contextlib.nullcontext():
+    with alone_in(folder) if main else contextlib.nullcontext():
         if trainer.precision is not None:
             record["precision"] = trainer.precision.record()
-        before = store.run().get("seconds") or 0.0 if store.exists() else 0.0
-        store.write_run(record | {"seconds": before})
+        if main:
+            record["inputs"] = input_digests(settings, policy.model.config)
+            refuse_changed_inputs(folder, before.get("inputs"), record["inputs"])
+            record = with_history(record, before)
+        seconds = before.get("seconds") or 0.0
+        if main:
+            store.write_run(record | {"seconds": seconds})
         started = time.monotonic()
         try:
-            finished = train_on(trainer, store, settings, console)
+            finished = train_on(trainer, store, settings, console, extended)
             if finished:
                 save_final(trainer, policy, folder)
         except BaseException:
-            with contextlib.suppress(OSError):  # a full disk, of which the first error tells
-                store.update_run(status="failed", seconds=before + time.monotonic() - started)
+            if main:
+                with contextlib.suppress(OSError):  # a full disk, of which the first error tells
+                    store.update_run(status="failed", seconds=seconds + time.monotonic() - started)
             raise
         status = "finished" if finished else "interrupted"
-        store.update_run(status=status, seconds=before + time.monotonic() - started)
+        if main:
+            store.update_run(status=status, seconds=seconds + time.monotonic() - started)
+    wait_for_all()  # a launcher ends all processes once one of them has ended
     if not finished:
         raise Interrupted
     return store
 
 
 def train_on(
-    trainer: AsymGRPOTrainer, store: RunStore, settings: RunSettings, console: Console | None
+    trainer: AsymGRPOTrainer,
+    store: RunStore,
+    settings: RunSettings,
+    console: Console | None,
+    extended: bool,
 ) -> bool:
     """Train from the newest checkpoint; whether it got to the end, and not to a signal."""
-    checkpoint = checkpoint_to_go_on_from(store)
-    bar = None if console is None else ProgressBar(settings.label, console)
-    if console is not None and checkpoint is not None:
-        console.print(f"going on from {checkpoint}")
-    if bar is not None:
-        trainer.add_callback(bar)
     with interruptible() as interruption:
+        checkpoint = checkpoint_to_go_on_from(trainer, store, extended)
+        bar = None if console is None else ProgressBar(settings.label, console)
+        if console is not None and checkpoint is not None:
+            console.print(f"going on from {checkpoint}")
+        if bar is not None:
+            trainer.add_callback(bar)
         trainer.add_callback(interruption)
         try:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            trainer.train(resume_from_checkpoint=checkpoint)
         finally:
             if bar is not None:
                 bar.bar.stop()

@@ -383,7 +383,7 @@ class Resuming:
             self._kept_loss = {name: kept.pop(name) for name in LOSS}
         states = kept.pop("callbacks", [])
         for callback in self.callback_handler.callbacks:
-            for number, (name, state) in enumerate(states):
+            for number, (name, _) in enumerate(states):
                 if name == type(callback).__name__:
                     vars(callback).update(states.pop(number)[1])
                     break
