@@ -23,7 +23,13 @@ from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.evaluation import evaluate_policy
 from asymgrpo.experiment.callbacks import ConstantReward, HeldOut, ProgressBar, Recorder
 from asymgrpo.experiment.checks import check_trainer, settings_at_fault
-from asymgrpo.experiment.data import check_lengths, load_reward, training_rows, training_set
+from asymgrpo.experiment.data import (
+    ENDLESS,
+    check_lengths,
+    load_reward,
+    training_rows,
+    training_set,
+)
 from asymgrpo.experiment.identity import NOT_IDENTITY, differences
 from asymgrpo.experiment.inputs import input_digests, refuse_changed_inputs
 from asymgrpo.experiment.interruption import interruptible
@@ -243,26 +249,17 @@ def held_out_evaluation(
     return evaluate
 
 
-def checkpoint_to_go_on_from(
-    trainer: AsymGRPOTrainer, store: RunStore, extended: bool
-) -> str | None:
-    """The newest whole checkpoint of a run; what was logged after it is taken back.
+def take_back(store: RunStore, checkpoint: str | None, main: bool) -> None:
+    """Remove what was logged after the checkpoint that a run goes on from, and leftovers of kills.
 
     The main process alone touches the folder, and the others wait for it.
     """
-    newest = trainer.newest_checkpoint()
-    if newest is None and extended:
-        raise UserError(
-            f"{store.folder} is finished and holds no whole checkpoint to go on from; choose "
-            "another --out"
-        )
-    if trainer.args.process_index == 0:
-        step = int(newest.rpartition("-")[2]) if newest else 0
+    if main:
+        step = int(checkpoint.rpartition("-")[2]) if checkpoint else 0
         store.truncate_metrics(step)
         store.remove_after(step)
         clear_leftovers(store.folder)
     wait_for_all()
-    return newest
 
 
 def build_trainer(
@@ -311,10 +308,10 @@ def train_run(settings: RunSettings, folder: Path, console: Console | None = Non
     record = run_record(settings, config, folder, str(config.device))
     before = store.run() if store.exists() else {}
     wait_for_all()  # every process has read it before the main one writes
-    extended = before.get("status") == "finished"
+    more = settings.steps > before.get("steps", settings.steps)
+    if before.get("status") == "finished" and not more:
+        return store
     if before:
-        if extended and before.get("steps", settings.steps) >= settings.steps:
-            return store
         refuse_other_trainer(store, record)
     task = load_task(settings.task, path=settings.task_path, prompt=settings.prompt)
     set_seed(settings.seed)
@@ -327,12 +324,24 @@ def train_run(settings: RunSettings, folder: Path, console: Console | None = Non
             record["inputs"] = input_digests(settings, policy.model.config)
             refuse_changed_inputs(folder, before.get("inputs"), record["inputs"])
             record = with_history(record, before)
+        checkpoint = trainer.newest_checkpoint()
+        if before.get("status") == "finished" and checkpoint is None:
+            raise UserError(
+                f"{folder} is finished and holds no whole checkpoint to go on from; choose another "
+                "--out"
+            )
+        if more and checkpoint is not None and len(task.examples("train")) > ENDLESS:
+            trainer._say(
+                f"extended from {before['steps']} to {settings.steps} steps: {task.name} draws its "
+                "prompts by the number of steps, so the run differs from an uncut one of "
+                f"{settings.steps}"
+            )
         seconds = before.get("seconds") or 0.0
         if main:
             store.write_run(record | {"seconds": seconds})
         started = time.monotonic()
         try:
-            finished = train_on(trainer, store, settings, console, extended)
+            finished = train_on(trainer, store, settings, console, checkpoint)
             if finished:
                 save_final(trainer, policy, folder)
         except BaseException:
@@ -354,11 +363,11 @@ def train_on(
     store: RunStore,
     settings: RunSettings,
     console: Console | None,
-    extended: bool,
+    checkpoint: str | None,
 ) -> bool:
-    """Train from the newest checkpoint; whether it got to the end, and not to a signal."""
+    """Train from the checkpoint; whether it got to the end, and not to a signal."""
     with interruptible() as interruption:
-        checkpoint = checkpoint_to_go_on_from(trainer, store, extended)
+        take_back(store, checkpoint, trainer.args.process_index == 0)
         bar = None if console is None else ProgressBar(settings.label, console)
         if console is not None and checkpoint is not None:
             console.print(f"going on from {checkpoint}")

@@ -342,6 +342,10 @@ class Resuming:
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 
     def _load_rng_state(self, checkpoint: Any) -> None:
+        together = self.args.world_size > 1
+        name = f"rng_state_{self.args.process_index}.pth" if together else "rng_state.pth"
+        if checkpoint is not None and not (Path(checkpoint) / name).is_file():
+            self._say(f"{checkpoint} has no {name}: the random states begin anew")
         with _readable(checkpoint):
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
@@ -360,8 +364,8 @@ class Resuming:
         missing = [name for name in EXACT if not (Path(checkpoint) / name).is_file()]
         if missing and not self._sharded:
             self._say(
-                f"{checkpoint} has no {' and no '.join(missing)}: the optimizer, the learning rate "
-                "and the random states begin anew"
+                f"{checkpoint} has no {' and no '.join(missing)}: the optimizer and the learning "
+                "rate begin anew"
             )
         path = Path(checkpoint) / self._own_file()
         if not path.is_file():  # a checkpoint of stock TRL's holds none
@@ -421,7 +425,11 @@ class Resuming:
             return
         old = [group["lr"] for group in self.optimizer.param_groups]
         if isinstance(self.lr_scheduler, torch.optim.lr_scheduler.LambdaLR):
-            new = self.lr_scheduler.get_lr()
+            plan = self.lr_scheduler
+            new = [
+                base * share(plan.last_epoch)
+                for base, share in zip(plan.base_lrs, plan.lr_lambdas, strict=True)
+            ]
             for group, rate in zip(self.optimizer.param_groups, new, strict=True):
                 group["lr"] = rate
             self.lr_scheduler._last_lr = new
