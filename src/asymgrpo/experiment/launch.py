@@ -173,7 +173,7 @@ def _watch(jobs: Sequence[Job], workers: Sequence[Worker], console: Console) -> 
                 step, note = steps[job.folder]
                 lines.append(Text(f"  {job.folder.name}  {step}/{job.settings.steps}  {note}"))
             done = sum(job.settings.steps for job in jobs if finished(job))
-            done += sum(step for job, (step, _) in steps.items() if not finished(job))
+            done += sum(steps[job.folder][0] for job in active if not finished(job))
             rate = (done - begun_at) / max(time.monotonic() - started, 1e-9)
             left = _duration((total - done) / rate) + " left" if done > begun_at else ""
             bar.update(row, completed=done, left=left)

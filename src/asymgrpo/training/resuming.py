@@ -188,10 +188,15 @@ class Resuming:
     ref_model: Any
     lr_scheduler: Any
     optimizer: Any
-    _sharded: bool
+    is_deepspeed_enabled: bool
+    is_fsdp_enabled: bool
     _logs: dict[str, Any]
     _weights_to_save: Callable[[], dict[str, torch.Tensor] | None]
     _say: Callable[[str], None]
+
+    @property
+    def _sharded(self) -> bool:
+        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         checkpoint = self._checkpoint_path(resume_from_checkpoint)
