@@ -70,7 +70,8 @@ def test_counts_of_callbacks_survive(tmp_path: Path) -> None:
     def made() -> Any:
         config = AsymGRPOConfig(
             str(tmp_path), max_steps=2, save_steps=1, logging_steps=1, report_to="none",
-            use_cpu=True, bf16=False, per_device_train_batch_size=2, num_generations=2, max_completion_length=4,
+            use_cpu=True, bf16=False, per_device_train_batch_size=2, num_generations=2,
+            max_completion_length=4, log_completions=True,
             engine="transformers", eval_strategy="steps", eval_steps=1, load_best_model_at_end=True,
             metric_for_best_model="eval_reward", num_generations_eval=2,
             per_device_eval_batch_size=2,

@@ -14,6 +14,7 @@ from asymgrpo.errors import UserError
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.models.sources import Source, find_source
 from asymgrpo.tasks.own import names_a_file
+from asymgrpo.tasks.rows import SPLITS
 from asymgrpo.training.manifest import file_digests
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.gguf", "*.json", "*.model", "*.txt", "*.jinja", "*.py")
@@ -23,18 +24,23 @@ MODEL_FILES = ("*.safetensors", "*.bin", "*.gguf", "*.json", "*.model", "*.txt",
 def input_digests(settings: RunSettings, config: Any) -> dict[str, str]:
     """The files that a run reads and their digests; of a model on the hub, its revision.
 
-    `config` is the loaded model's configuration.
+    Files are named as the settings name them, wherever they lie on this machine. `config` is the
+    loaded model's configuration.
 
-    >>> sorted(Path(name).name for name in input_digests(RunSettings(), None))[:2]
-    ['config.json', 'generation_config.json']
+    >>> list(input_digests(RunSettings(), None))[:2]
+    ['tiny/config.json', 'tiny/generation_config.json']
     """
-    files = [
-        *_task_files(settings),
-        *_reward_files(settings),
-        *_model_files(find_source(settings.model)),
-    ]
-    paths = sorted({path.resolve() for path in files if path.is_file()})
-    found = dict(zip(map(str, paths), file_digests(paths), strict=True))
+    files = {
+        name: path
+        for name, path in (
+            *_task_files(settings),
+            *_reward_files(settings),
+            *_model_files(settings.model, find_source(settings.model)),
+        )
+        if path.is_file()
+    }
+    names = sorted(files)
+    found = dict(zip(names, file_digests(files[name] for name in names), strict=True))
     revision = getattr(config, "_commit_hash", None)
     return found | ({settings.model: revision} if revision else {})
 
@@ -61,33 +67,39 @@ choose another --out to begin anew
         )
 
 
-def _task_files(settings: RunSettings) -> Iterator[Path]:
+Named = Iterator[tuple[str, Path]]
+
+
+def _task_files(settings: RunSettings) -> Named:
     name = settings.task.partition("?")[0]
     if names_a_file(name):
-        yield Path(name.rpartition(":")[0])
+        yield name, Path(name.rpartition(":")[0])
     family, _, rest = name.partition(":")
     for text in (settings.task_path, rest if family == "jsonl" else None):
-        if text:
-            path = Path(text)
-            yield from [path / "train.jsonl", path / "test.jsonl"] if path.is_dir() else [path]
+        if text and Path(text).is_dir():
+            for split in SPLITS:
+                yield f"{text}/{split}.jsonl", Path(text) / f"{split}.jsonl"
+        elif text:
+            yield text, Path(text)
 
 
-def _reward_files(settings: RunSettings) -> Iterator[Path]:
+def _reward_files(settings: RunSettings) -> Named:
     for name in settings.reward:
         if names_a_file(name):
-            yield Path(name.rpartition(":")[0])
+            yield name, Path(name.rpartition(":")[0])
         elif ":" in name:  # imported by now, so looking it up runs nothing
             found = importlib.util.find_spec(name.partition(":")[0])
             if found is not None and found.origin is not None:
-                yield Path(found.origin)
+                yield name, Path(found.origin)
 
 
-def _model_files(source: Source) -> Iterator[Path]:
+def _model_files(name: str, source: Source) -> Named:
     path = Path(source.location)
     if source.kind == "gguf":
-        yield path
+        yield name, path
     elif source.kind != "hub":
         for pattern in MODEL_FILES:
-            yield from path.glob(pattern)
+            for file in path.glob(pattern):
+                yield f"{name}/{file.name}", file
     if source.base is not None:
-        yield from _model_files(find_source(source.base))
+        yield from _model_files(f"{name} base", find_source(source.base))

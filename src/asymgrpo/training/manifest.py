@@ -25,7 +25,7 @@ def file_digest(path: Path) -> str:
     >>> file = Path(tempfile.mkdtemp()) / "file"
     >>> _ = file.write_bytes(b"abc")
     >>> file_digest(file)[:16]
-    'cf4ab791c62b8d2b'
+    'bddd813c63423972'
     """
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()

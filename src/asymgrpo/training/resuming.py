@@ -13,6 +13,7 @@ import os
 import pickle
 import re
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -447,14 +448,17 @@ class Resuming:
 
 
 def _plain_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """The completions that TRL logs, as lists; images are not kept."""
-    return {
-        key: {name: list(values) for name, values in value.items()}
-        if isinstance(value, Mapping)
-        else list(value)
-        for key, value in logs.items()
-        if key != "images"
-    }
+    """The completions that TRL logs, in types that are read back without unpickling objects."""
+    return {key: _plain(value) for key, value in logs.items() if key != "images"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | deque):
+        return [_plain(each) for each in value]
+    plain = value is None or type(value) in (str, int, float, bool)
+    return value if plain else str(value)  # an image, or an object of a reward function's
 
 
 def _fill_logs(logs: dict[str, Any], kept: Mapping[str, Any]) -> None:
