@@ -246,7 +246,7 @@ def test_a_dry_run_prints_a_line_for_each_run_and_writes_nothing(
 
 def test_default_folders_of_different_runs_differ() -> None:
     layers: list[dict[str, Any]] = [
-        {}, {"lora": 8}, {"steps": 5}, {"learning_rate": 1e-5}, {"prompt": "Q: {question}"},
+        {}, {"lora": 8}, {"learning_rate": 1e-5}, {"prompt": "Q: {question}"},
         {"steps": 5, "lora": 8, "learning_rate": 1e-5}, {"steps": 5, "lora": 8, "beta": 0.1},
     ]  # fmt: skip
     names = [make_settings(layer)[0].default_name for layer in layers]

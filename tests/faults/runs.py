@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from asymgrpo.experiment.settings import RunSettings
+from asymgrpo.models import load_policy
 
 KILLING = Path(__file__).parent / "killing.py"
 
@@ -29,6 +31,18 @@ def small(**changes: Any) -> RunSettings:
     own: dict[str, Any] = {"algorithm": "sa-ah-abc-grpo", "steps": 6, "sample_groups": 1}
     trainer |= changes.pop("trainer", {})
     return RunSettings(**(own | changes), trainer=trainer)
+
+
+def with_model(changes: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The changes of an option set, its model made under `folder` where it is not built in."""
+    if changes.get("model") != "tiny-bfloat16":
+        return dict(changes)
+    made = folder / "tiny-bfloat16"
+    if not made.exists():
+        policy = load_policy("tiny", dtype="bfloat16")
+        policy.model.save_pretrained(made)
+        policy.tokenizer.save_pretrained(made)
+    return {**changes, "model": str(made)}
 
 
 def words(settings: RunSettings, out: Path) -> list[str]:

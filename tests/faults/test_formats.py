@@ -12,7 +12,7 @@ import pytest
 
 from asymgrpo import cli
 from asymgrpo.errors import UserError
-from asymgrpo.experiment.run import is_finished, run_record, train_run, trainer_config
+from asymgrpo.experiment.run import kept_record, run_record, train_run, trainer_config
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import FORMAT, RunStore
 
@@ -112,10 +112,10 @@ def test_a_key_that_a_record_lacks_does_not_make_it_another_run(old: Path) -> No
         (old / "run.json").write_text(json.dumps(record))
         if key == ("settings",):
             with pytest.raises(UserError, match=r"run\.json has no settings") as caught:
-                is_finished(store, settings, now)
+                kept_record(store, settings, now)
             assert "remove" not in str(caught.value)
         elif key[0] != "settings" or key[1] in unset:
-            assert not is_finished(store, settings, now), key
+            assert kept_record(store, settings, now) == store.run(), key
 
 
 def test_no_message_advises_to_remove_data() -> None:

@@ -96,6 +96,7 @@ def test_a_pickle_in_a_checkpoint_never_runs(name: str, run: Path, tmp_path: Pat
     settings = RunSettings.from_dict(RunStore(folder).run()["settings"])
     shutil.rmtree(folder / "checkpoint-2")
     torch.save({"_step": Evil(tmp_path / "mark")}, folder / "checkpoint-1" / name)
+    (folder / "checkpoint-1/manifest.json").unlink()  # which would not let it be read at all
     with pytest.raises(UserError, match="checkpoint-1 is damaged or of another model"):
         train_run(settings, folder)
     assert not (tmp_path / "mark").exists()

@@ -71,6 +71,8 @@ class HeldOut(TrainerCallback):
 class ConstantReward(TrainerCallback):
     """Warns once when every rollout has had the same reward for long: nothing is learnt then."""
 
+    between_steps = ("batches", "warned")
+
     def __init__(self, patience: int = 20):
         self.patience, self.batches, self.warned = patience, 0, False
 

@@ -29,6 +29,12 @@ LEAST: dict[str, float] = {
 }  # fmt: skip
 """Numbers of the trainer's, and the smallest that each may be."""
 
+INEXACT = {
+    "save_only_model": "leave it out, and save less often (save_steps) or fewer (save_total_limit)",
+    "ignore_data_skip": "leave it out",
+}
+"""Switches of the trainer's that take from a checkpoint what a run needs to go on exactly."""
+
 
 def check_trainer(trainer: Mapping[str, Any], engine: str) -> None:
     """Refuse numbers out of range, an engine that is not installed, and unknown trackers.
@@ -45,6 +51,9 @@ def check_trainer(trainer: Mapping[str, Any], engine: str) -> None:
     for name in ("logging_steps", "save_steps"):
         if isinstance(trainer.get(name), int | float) and not trainer[name] > 0:
             raise UserError(f"{name} must be above 0, got {trainer[name]}")
+    for name, instead in INEXACT.items():
+        if trainer.get(name):
+            raise UserError(f"{name}=true makes a run that was cut end otherwise; {instead}")
     wants_vllm = engine == "vllm" or trainer.get("use_vllm")
     if wants_vllm and importlib.util.find_spec("vllm") is None:
         raise UserError("the engine vllm needs vLLM: pip install 'asymgrpo[vllm]'")

@@ -69,7 +69,7 @@ variance is measured on the log."""
 
 NOT_SETTINGS = frozenset({
     "name", "label", "seed", "status", "created", "seconds", "finished", "versions", "device",
-    "settings", "resolved", "overrides", "format", "machine", "sittings",
+    "settings", "resolved", "overrides", "format", "machine", "sittings", "inputs",
 })  # fmt: skip
 """Fields of `run.json` that tell of a run rather than set it, or say again what `settings` say."""
 

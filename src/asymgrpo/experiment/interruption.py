@@ -10,14 +10,18 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from asymgrpo.training.processes import any_process, together
+
 
 class Interruption(TrainerCallback):
-    """Asks the trainer to save and stop once a signal has come."""
+    """Asks the trainer to save and stop once a signal has come, in whichever process."""
 
     def __init__(self) -> None:
         self.requested = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        # Every process must stop at the same step: one alone would wait for the others forever.
+        self.requested = any_process(self.requested, args.device)
         if self.requested:
             control.should_save = control.should_training_stop = True
         return control
@@ -26,6 +30,9 @@ class Interruption(TrainerCallback):
 @contextlib.contextmanager
 def interruptible() -> Iterator[Interruption]:
     """Within, the first signal waits for the step to end; a second one acts as ever.
+
+    Of several processes, a launcher sends each the signal that a terminal may have sent already,
+    and kills those that do not end: there a second one changes nothing.
 
     Python delivers signals to the main thread only, so elsewhere nothing is caught.
     """
@@ -37,6 +44,8 @@ def interruptible() -> Iterator[Interruption]:
 
     def request(number: int, frame: Any) -> None:
         interruption.requested = True
+        if together():
+            return
         for each, handler in before.items():
             signal.signal(each, handler)
 

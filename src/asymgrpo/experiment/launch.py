@@ -19,7 +19,7 @@ from rich.text import Text
 
 from asymgrpo.errors import Interrupted, UserError
 from asymgrpo.experiment.display import MetricsTail, progress_note, tell
-from asymgrpo.experiment.plan import Job
+from asymgrpo.experiment.plan import Job, is_done
 from asymgrpo.experiment.signals import stopped_by_signals
 from asymgrpo.experiment.store import FORMAT, RunStore, read_plan, write_atomically
 from asymgrpo.visible import visible
@@ -28,10 +28,10 @@ PLAN_FILE = "plan.json"
 """In a comparison's folder: what all of its runs must share that no setting says."""
 
 
-def finished(folder: Path) -> bool:
-    """Whether the run in `folder` has nothing left to do."""
-    store = RunStore(folder)
-    return store.exists() and store.run().get("status") == "finished"
+def finished(job: Job) -> bool:
+    """Whether the run of a job has nothing left to do: one of fewer steps is extended."""
+    store = RunStore(job.folder)
+    return store.exists() and is_done(store.run(), job.settings)
 
 
 def visible_gpus() -> list[str]:
@@ -152,7 +152,7 @@ class Worker(threading.Thread):
 
 def launch(jobs: Sequence[Job], out: Path, console: Console, at_once: int | None = None) -> None:
     """Run what is not finished; raises once all have ended if any failed."""
-    missing = [job for job in jobs if not finished(job.folder)]
+    missing = [job for job in jobs if not finished(job)]
     if not missing:
         return
     out.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ def _watch(jobs: Sequence[Job], workers: Sequence[Worker], console: Console) -> 
         TextColumn("all runs"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
     )
     total = sum(job.settings.steps for job in jobs)
-    ended = {job.folder for job in jobs if finished(job.folder)}
+    ended = {job.folder for job in jobs if finished(job)}
     done = sum(job.settings.steps for job in jobs if job.folder in ended)
     tails = {job.folder: MetricsTail(RunStore(job.folder)) for job in jobs}
     row = bar.add_task("", total=total, completed=done, left="")
@@ -197,7 +197,7 @@ def _watch(jobs: Sequence[Job], workers: Sequence[Worker], console: Console) -> 
             active = [worker.current for worker in workers if worker.current is not None]
             # A run that was not looked at yet has not begun, and one that has ended stays so.
             begun = {folder for folder, tail in tails.items() if tail.step} - ended
-            ended |= {folder for folder in begun if finished(folder)}
+            ended |= {job.folder for job in jobs if job.folder in begun and finished(job)}
             done = sum(job.settings.steps for job in jobs if job.folder in ended)
             lines = []
             for job in active:

@@ -220,14 +220,39 @@ def unrun_record(settings: RunSettings) -> dict[str, Any]:
     }
 
 
+def with_steps(record: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """The record of a run as if it had so many steps; one that has more already stays as it is.
+
+    >>> with_steps({"settings": {"steps": 5}}, 8)
+    {'settings': {'steps': 8}}
+    """
+    settings = record.get("settings") or {}
+    if not isinstance(settings.get("steps"), int) or settings["steps"] > steps:
+        return dict(record)
+    return {**record, "settings": {**settings, "steps": steps}}
+
+
+def is_done(record: Mapping[str, Any], settings: RunSettings) -> bool:
+    """Whether a run has nothing left to do; one that ended after fewer steps is extended.
+
+    >>> is_done({"status": "finished", "steps": 5}, RunSettings(steps=8))
+    False
+    """
+    steps = record.get("steps", settings.steps)
+    return record.get("status") == "finished" and bool(steps >= settings.steps)
+
+
 def refuse_another_run(store: RunStore, settings: RunSettings) -> None:
-    """Refuse a folder that holds a run with other settings, or another seed of these."""
+    """Refuse a folder that holds a run with other settings, or another seed of these.
+
+    One of fewer steps is this run, which goes on from there.
+    """
     if not store.exists():
         return
     record = store.run()
     kept = record.get("settings") or {}
     wanted = {"settings": redacted(settings.to_dict())}
-    found = differences({"settings": kept}, wanted)
+    found = differences(with_steps({"settings": kept}, settings.steps), wanted)
     if kept.get("seed", settings.seed) != settings.seed:
         found.append(f"seed {kept['seed']}, not {settings.seed}")
     if not kept:

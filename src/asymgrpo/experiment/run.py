@@ -26,10 +26,11 @@ from asymgrpo.experiment.data import check_lengths, load_reward
 from asymgrpo.experiment.display import tell
 from asymgrpo.experiment.held_out import held_out_rows, refuse_edited_rows, regroup
 from asymgrpo.experiment.identity import NOT_IDENTITY, differences
+from asymgrpo.experiment.inputs import input_digests, refuse_changed_inputs
 from asymgrpo.experiment.interruption import interruptible
 from asymgrpo.experiment.lock import alone_in
 from asymgrpo.experiment.machine import changed_machine, machine_facts
-from asymgrpo.experiment.plan import refuse_another_run
+from asymgrpo.experiment.plan import is_done, refuse_another_run, with_steps
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.models import Policy, load_policy, lora_config
@@ -37,8 +38,10 @@ from asymgrpo.objective.presets import OVERRIDES
 from asymgrpo.rollout import Sampling
 from asymgrpo.secrets import redacted
 from asymgrpo.tasks import Task, load_task
-from asymgrpo.training.resuming import checkpoints, clear_leftovers, put_in_place, writing
+from asymgrpo.training.processes import from_main, wait_for_all
+from asymgrpo.training.resuming import clear_leftovers, put_in_place, writing
 from asymgrpo.training.task_data import (
+    ENDLESS,
     check_rows,
     prompts_needed,
     training_rows,
@@ -97,7 +100,7 @@ def run_record(
     settings: RunSettings, config: AsymGRPOConfig, folder: Path, device: str
 ) -> dict[str, Any]:
     """`run.json`: what was asked for, as resolved, and by what it is run."""
-    overrides = settings.overrides
+    overrides, now = settings.overrides, sitting()
     record = {
         "name": folder.name,
         "status": "running",
@@ -112,10 +115,11 @@ def run_record(
         "config": {k: v for k, v in settings.trainer.items() if k not in overrides},
         "settings": settings.to_dict(),
         "resolved": resolved_settings(config),
-        "versions": versions(),
+        "versions": now["versions"],
         "device": device,
-        "machine": machine_facts(),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": now["machine"],
+        "created": now["date"],
+        "sittings": [now],
     }
     return redacted(record)
 
@@ -142,17 +146,20 @@ def resolved_settings(config: AsymGRPOConfig) -> dict[str, Any]:
     return plain | {"processes": config.world_size}
 
 
-def is_finished(store: RunStore, settings: RunSettings, record: Mapping[str, Any]) -> bool:
-    """Whether the run is done; refuses a folder that holds neither nothing nor this very run."""
+def kept_record(
+    store: RunStore, settings: RunSettings, record: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is known of this run so far; refuses a folder that holds anything but this very run."""
     folder = store.folder
     refuse_another_run(store, settings)
-    if store.exists():
-        if store.run().get("status") == "finished":
-            return True
+    if not store.exists():
+        if folder.exists() and (not folder.is_dir() or holds_something(folder)):
+            raise UserError(f"{folder} exists and holds no run; choose another --out")
+        return {}
+    before = store.run()
+    if not is_done(before, settings):
         refuse_other_trainer(store, record)
-    elif folder.exists() and (not folder.is_dir() or holds_something(folder)):
-        raise UserError(f"{folder} exists and holds no run; choose another --out")
-    return False
+    return before
 
 
 def refuse_other_trainer(store: RunStore, record: Mapping[str, Any]) -> None:
@@ -160,7 +167,7 @@ def refuse_other_trainer(store: RunStore, record: Mapping[str, Any]) -> None:
     kept = store.run()
     # An older record may lack pieces that came later; what they were set by is in its settings.
     parts = {name: filled(kept.get(name) or {}, record[name]) for name in ("objective", "resolved")}
-    found = differences(kept | parts, record)
+    found = differences(with_steps(kept | parts, record["steps"]), record)
     if found:
         raise UserError(
             f"{store.folder} was begun otherwise ({'; '.join(found[:3])}); go on as it began, or "
@@ -177,6 +184,29 @@ def filled(kept: Any, newer: Any) -> Any:
     if not isinstance(kept, Mapping) or not isinstance(newer, Mapping):
         return kept
     return {**kept, **{k: filled(kept[k], v) if k in kept else v for k, v in newer.items()}}
+
+
+def sitting() -> dict[str, Any]:
+    """This process as one of those that worked on a run: when, by which versions, and on what."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "machine": machine_facts(),
+    }
+
+
+def with_history(record: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a run that goes on: it was made when it was, and has one sitting more.
+
+    >>> old = {"created": "then", "versions": {"torch": "1"}, "sittings": [{"date": "then"}]}
+    >>> new = {"created": "now", "versions": {"torch": "2"}, "sittings": [{"date": "now"}]}
+    >>> with_history(new, old)["sittings"]
+    [{'date': 'then'}, {'date': 'now'}]
+    """
+    kept = {key: before[key] for key in ("created", "versions", "inputs") if before.get(key)}
+    first = {"date": before.get("created"), "versions": before.get("versions")}
+    sittings = before.get("sittings") or ([first] if before.get("created") else [])
+    return record | kept | {"sittings": [*sittings, *record["sittings"]]}
 
 
 def holds_something(folder: Path) -> bool:
@@ -232,14 +262,17 @@ def held_out_evaluation(
     return evaluate
 
 
-def checkpoint_to_go_on_from(store: RunStore) -> Path | None:
-    """The newest checkpoint of a run that was cut off; what was logged after it is taken back."""
-    newest = [path for path in checkpoints(store.folder) if path.is_dir()][-1:]
-    step = int(newest[0].name.rpartition("-")[2]) if newest else 0
-    store.truncate_metrics(step)
-    store.remove_after(step)
-    clear_leftovers(store.folder)
-    return newest[0] if newest else None
+def take_back(store: RunStore, checkpoint: str | None, main: bool) -> None:
+    """Remove what was logged after the checkpoint that a run goes on from, and leftovers of kills.
+
+    The main process alone touches the folder, and the others wait for it.
+    """
+    if main:
+        step = int(checkpoint.rpartition("-")[2]) if checkpoint else 0
+        store.truncate_metrics(step)
+        store.remove_after(step)
+        clear_leftovers(store.folder)
+    wait_for_all()
 
 
 def rollout_sink(
@@ -298,71 +331,104 @@ def train_run(
 ) -> RunStore:
     """Train as `settings` say, into `folder`, from where it was cut off if it was.
 
-    A finished run is left as it is. Ctrl-C and SIGTERM end it after a checkpoint, with
-    `Interrupted`. What a person should know of how it goes on is printed, or goes to `say`.
+    A finished run of as many steps is left as it is; of fewer, it is extended. Ctrl-C and SIGTERM
+    end it after a checkpoint, with `Interrupted`. Of several processes, the main one writes. What a
+    person should know of how it goes on is printed, or goes to `say`.
     """
     config = trainer_config(settings, folder)
+    main = config.process_index == 0
+    console = console if main else None
     store = RunStore(folder)
     record = run_record(settings, config, folder, str(config.device))
-    finished = is_finished(store, settings, record)
-    if store.exists():
-        regroup(store, settings)
-    if finished:
+    before = kept_record(store, settings, record)
+    wait_for_all()  # every process has read it before the main one writes
+    if is_done(before, settings):
+        if main:
+            regroup(store, settings)
         return store
     task = load_task(settings.task, path=settings.task_path, prompt=settings.prompt)
     set_seed(settings.seed)
     policy = load_policy(settings.model, trust_remote_code=settings.trust_remote_code)
     check_weights(policy.model, settings.model)
     trainer = build_trainer(settings, config, store, task, policy)
-    with alone_in(folder) if config.process_index == 0 else contextlib.nullcontext():
+    with alone_in(folder) if main else contextlib.nullcontext():
         # Another command may have begun a run here, or ended this one, since the folder was free.
-        if config.process_index == 0 and is_finished(store, settings, record):
+        found = kept_record(store, settings, record) if main else {}
+        before = from_main(found, trainer.accelerator.device)
+        if is_done(before, settings):
             return store
-        tell_of_another_machine(store, record, say or trainer._say)
+        if main and before:
+            regroup(store, settings)
+        say = say or trainer._say
+        tell_of_another_machine(before, record, say)
         if trainer.precision is not None:
             record["precision"] = trainer.precision.record()
-        before = store.run().get("seconds") or 0.0 if store.exists() else 0.0
-        store.write_run(record | {"seconds": before})
+        if main:
+            record["inputs"] = input_digests(settings, policy.model.config)
+            refuse_changed_inputs(folder, before.get("inputs"), record["inputs"])
+            record = with_history(record, before)
+        checkpoint = trainer.newest_checkpoint()
+        if before.get("status") == "finished" and checkpoint is None:
+            raise UserError(
+                f"{folder} is finished and holds no whole checkpoint to go on from; choose another "
+                "--out"
+            )
+        more = settings.steps > before.get("steps", settings.steps)
+        if more and checkpoint is not None and len(task.examples("train")) > ENDLESS:
+            say(
+                f"extended from {before['steps']} to {settings.steps} steps: {task.name} draws its "
+                "prompts by the number of steps, so the run differs from an uncut one of "
+                f"{settings.steps}"
+            )
+        seconds = before.get("seconds") or 0.0
+        if main:
+            store.write_run(record | {"seconds": seconds})
         started = time.monotonic()
         try:
-            finished = train_on(trainer, store, settings, console)
+            finished = train_on(trainer, store, settings, console, checkpoint)
             if finished:
                 save_final(trainer, policy, folder)
         except BaseException:
-            with contextlib.suppress(OSError):  # a full disk, of which the first error tells
-                store.update_run(status="failed", seconds=before + time.monotonic() - started)
+            if main:
+                with contextlib.suppress(OSError):  # a full disk, of which the first error tells
+                    store.update_run(status="failed", seconds=seconds + time.monotonic() - started)
             raise
         status = "finished" if finished else "interrupted"
-        store.update_run(status=status, seconds=before + time.monotonic() - started)
+        if main:
+            store.update_run(status=status, seconds=seconds + time.monotonic() - started)
+    wait_for_all()  # a launcher ends all processes once one of them has ended
     if not finished:
         raise Interrupted
     return store
 
 
 def tell_of_another_machine(
-    store: RunStore, record: Mapping[str, Any], say: Callable[[str], None]
+    before: Mapping[str, Any], record: Mapping[str, Any], say: Callable[[str], None]
 ) -> None:
     """One line where a run goes on with other threads, or on another machine, than it began."""
-    before = store.run().get("machine") or {} if store.exists() else {}
-    line = changed_machine(before, record["machine"])
+    line = changed_machine(before.get("machine") or {}, record["machine"])
     if line:
         say(line)
 
 
 def train_on(
-    trainer: AsymGRPOTrainer, store: RunStore, settings: RunSettings, console: Console | None
+    trainer: AsymGRPOTrainer,
+    store: RunStore,
+    settings: RunSettings,
+    console: Console | None,
+    checkpoint: str | None,
 ) -> bool:
-    """Train from the newest checkpoint; whether it got to the end, and not to a signal."""
-    checkpoint = checkpoint_to_go_on_from(store)
-    bar = None if console is None else ProgressBar(settings.label, console)
-    if console is not None and checkpoint is not None:
-        tell(console, f"going on from {checkpoint}")
-    if bar is not None:
-        trainer.add_callback(bar)
+    """Train from the checkpoint; whether it got to the end, and not to a signal."""
     with interruptible() as interruption:
+        take_back(store, checkpoint, trainer.args.process_index == 0)
+        bar = None if console is None else ProgressBar(settings.label, console)
+        if console is not None and checkpoint is not None:
+            tell(console, f"going on from {checkpoint}")
+        if bar is not None:
+            trainer.add_callback(bar)
         trainer.add_callback(interruption)
         try:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            trainer.train(resume_from_checkpoint=checkpoint)
         finally:
             if bar is not None:
                 bar.bar.stop()

@@ -99,10 +99,14 @@ class RunSettings:
 
     @property
     def default_name(self) -> str:
-        """A folder's name that tells this run from others: what it is, and what was set."""
+        """A folder's name that tells this run from others: what it is, and what was set.
+
+        The number of steps is no part of it, so that more of them go on in the same folder.
+        """
         from asymgrpo.experiment.identity import digest, folder_name, identity, word
 
         one = identity({"settings": self.to_dict()})
+        del one["steps"]
         usual = identity({"settings": RunSettings(trainer=self._usual_trainer).to_dict()})
         named = {"algorithm", "model", "task", *self.overrides}
         words = [word(k, one[k]) for k in one if k not in named and one[k] != usual.get(k)]

@@ -32,6 +32,8 @@ def gradients_are_finite(model: torch.nn.Module) -> bool:
 class FiniteGuard(TrainerCallback):
     """Takes the gradients of a bad step away before the optimiser sees them."""
 
+    between_steps = ("bad_steps",)
+
     def __init__(self, trainer: Any):
         self.trainer = trainer
         self.bad_steps: list[int] = []

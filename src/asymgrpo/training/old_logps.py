@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections import deque
 from typing import Any
 
 import torch
@@ -35,14 +34,19 @@ ROUNDING = 0.02
 """Nats a token: smaller differences are half precision's rounding, whatever they were before."""
 BROKEN = 0.5
 """Nats a token: no rounding explains this, not even in a first batch."""
+MEMORY = 20
+"""Batches that the usual difference is taken over."""
 
 
 class OldLogps(TrainerCallback):
     """Fills in old log-probs before an optimiser step, and compares them with the sampler's."""
 
+    between_steps = ("usual",)
+
     def __init__(self, trainer: Any):
         self.trainer = trainer
-        self._usual: deque[float] = deque(maxlen=20)
+        self.usual: list[float] = []
+        """The mean differences of the last batches."""
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
@@ -83,8 +87,8 @@ class OldLogps(TrainerCallback):
             self._warn_of_a_jump(mean)
 
     def _warn_of_a_jump(self, mean: float) -> None:
-        usual = statistics.median(self._usual) if self._usual else None
-        self._usual.append(mean)
+        usual = statistics.median(self.usual) if self.usual else None
+        self.usual = [*self.usual, mean][-MEMORY:]
         jumped = usual is not None and mean > max(JUMP * usual, ROUNDING)
         if mean > BROKEN or jumped:
             before = "" if usual is None else f", {usual:.3g} in the batches before"

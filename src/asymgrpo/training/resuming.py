@@ -13,15 +13,20 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from asymgrpo.errors import UserError
 from asymgrpo.secrets import without_secrets
+from asymgrpo.training.manifest import damage, newest_whole, write_manifest
+from asymgrpo.training.processes import from_main
 
 BETWEEN_STEPS = (
     "_step",
@@ -35,8 +40,18 @@ BETWEEN_STEPS = (
     "_entropy_window_stats",
     "_last_world_entropy",
     "entropy_coef",
+    "_seconds",
+    "_sampled_tokens",
 )
 """Attributes of the trainer that live from one step to the next."""
+LOSS = ("_tr_loss", "_globalstep_last_logged")
+"""The same, but set anew as a loop begins: the loss until the next line is logged."""
+REFERENCE = "asymgrpo-reference.pt"
+"""The reference model where it moves, as under sync_ref_model."""
+EXACT = ("optimizer.pt", "scheduler.pt")
+"""Without these a run goes on from the weights alone."""
+STEPLESS_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
+"""Schedules of the learning rate that do not depend on how many steps a run has."""
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
@@ -127,8 +142,9 @@ def _readable(checkpoint: Any) -> Iterator[None]:
     ) as error:
         cause = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{checkpoint} is damaged or of another model ({cause}); remove it to go on from an "
-            "earlier one, or choose another --out"
+            f"{checkpoint} is damaged or of another model ({cause}); rename it, for example to "
+            f"damaged-{Path(checkpoint).name}, to go on from an earlier one, or choose another "
+            "--out"
         ) from error
 
 
@@ -136,6 +152,40 @@ def _trainer_state(checkpoint: Any) -> dict[str, Any]:
     path = Path(checkpoint) / "trainer_state.json"
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record
+
+
+def callback_state(callback: Any) -> dict[str, Any] | None:
+    """What a callback keeps from one step to the next; None of one that keeps nothing.
+
+    A callback of ours names it in `between_steps`, one of transformers' exports it.
+
+    >>> from transformers import EarlyStoppingCallback
+    >>> callback_state(EarlyStoppingCallback(3))
+    {'early_stopping_patience_counter': 0}
+    """
+    names = getattr(callback, "between_steps", None)
+    if names is not None:
+        return {name: getattr(callback, name) for name in names}
+    if isinstance(callback, ExportableState) and isinstance(callback, TrainerCallback):
+        return dict(callback.state().get("attributes", {}))
+    return None
+
+
+class RestoreLoss(TrainerCallback):
+    """Gives a resumed loop the loss since the last logged line, which it has just set to zero."""
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer, kept = self.trainer, self.trainer._kept_loss
+        if kept is None:
+            return
+        trainer._kept_loss = None
+        trainer._tr_loss += kept["_tr_loss"].to(trainer._tr_loss.device)
+        trainer._globalstep_last_logged = kept["_globalstep_last_logged"]
+        # The mean loss that the end reports is of the steps of this call alone.
+        trainer._total_loss_scalar -= trainer._tr_loss.item()
 
 
 class Resuming:
@@ -147,30 +197,61 @@ class Resuming:
     _metrics: dict[str, Any]
     _staging: str | None = None
     _epochs_done: int = 0
+    _verified: str | None = None
+    _kept_loss: dict[str, Any] | None = None
+    callback_handler: Any
+    ref_model: Any
+    lr_scheduler: Any
+    optimizer: Any
+    is_deepspeed_enabled: bool
+    is_fsdp_enabled: bool
+    _logs: dict[str, Any]
     _weights_to_save: Callable[[], dict[str, torch.Tensor] | None]
     _say: Callable[[str], None]
 
+    @property
+    def _sharded(self) -> bool:
+        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         checkpoint = self._checkpoint_path(resume_from_checkpoint)
-        self._epochs_done = 0
+        self._epochs_done, self._kept_loss = 0, None
         if checkpoint is not None:
             with _readable(checkpoint):
                 self._epochs_done = math.floor(_trainer_state(checkpoint)["epoch"])
+            if not any(isinstance(c, RestoreLoss) for c in self.callback_handler.callbacks):
+                self.callback_handler.add_callback(RestoreLoss(self))
         return super().train(checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    def newest_checkpoint(self) -> str | None:
+        """The last checkpoint that is as it was saved; damaged ones after it are set aside.
+
+        The main process looks, and every process gets its answer.
+        """
+        found = None
+        if self.accelerator.is_main_process:
+            found = newest_whole(checkpoints(self.args.output_dir), self._say)
+        self._verified = from_main(str(found) if found else None, self.accelerator.device)
+        return self._verified
 
     def _checkpoint_path(self, asked: Any) -> str | None:
         """The checkpoint that `train` was asked to go on from; True is the last one there is."""
         if asked is None or asked is False:
             return None
-        if asked is not True:
-            return str(asked)
-        found = checkpoints(self.args.output_dir)
-        if not found:
-            raise ValueError(
-                f"{self.args.output_dir} holds no checkpoint to resume from; train without "
-                "resume_from_checkpoint, or name a checkpoint"
-            )
-        return str(found[-1])
+        if asked is True:
+            newest = self.newest_checkpoint()
+            if newest is None:
+                raise ValueError(
+                    f"{self.args.output_dir} holds no checkpoint to resume from; train without "
+                    "resume_from_checkpoint, or name a checkpoint"
+                )
+            return newest
+        if str(asked) != self._verified:
+            main = self.accelerator.is_main_process
+            wrong = from_main(damage(Path(asked)) if main else None, self.accelerator.device)
+            if wrong is not None:
+                raise UserError(f"{asked} is damaged ({wrong}); go on from an earlier checkpoint")
+        return str(asked)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         """TRL's, moved past the epochs of the checkpoint: it draws a new order for each."""
@@ -200,6 +281,8 @@ class Resuming:
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             (made,) = checkpoints(staging)
+            with writing(staging, folder / made.name):
+                write_manifest(made)
             put_in_place(made, folder / made.name)
             staging.rmdir()
             self._drop_old_checkpoints()
@@ -225,11 +308,29 @@ class Resuming:
             super()._save(output_dir, state_dict)  # type: ignore[misc]
 
     def _save_between_steps(self, folder: Path) -> None:
-        kept = {name: getattr(self, name) for name in BETWEEN_STEPS}
+        place = folder / f"checkpoint-{self.state.global_step}"
+        kept = {name: getattr(self, name) for name in (*BETWEEN_STEPS, *LOSS)}
         kept["batches"] = self._batch_shape()
         kept["_metrics"] = {key: list(value) for key, value in self._metrics["train"].items()}
-        path = folder / f"checkpoint-{self.state.global_step}" / self._own_file()
-        torch.save(kept, path)
+        kept["_logs"] = _plain_logs(self._logs)
+        kept["callbacks"] = [
+            (type(callback).__name__, state)
+            for callback in self.callback_handler.callbacks
+            if (state := callback_state(callback)) is not None
+        ]
+        torch.save(kept, place / self._own_file())
+        if self._reference_moves() and self.args.should_save:
+            torch.save(dict(self.ref_model.named_parameters()), place / REFERENCE)
+
+    def _reference_moves(self) -> bool:
+        """Whether the reference model changes while training, so that checkpoints must hold it."""
+        moves = bool(self.args.sync_ref_model) and self.ref_model is not None
+        if moves and self._sharded:
+            raise UserError(
+                "sync_ref_model cannot be kept in checkpoints while FSDP or DeepSpeed shard the "
+                "weights; set sync_ref_model=false, or save_strategy=no"
+            )
+        return moves
 
     def _batch_shape(self) -> dict[str, int]:
         """What the rollouts and counters of a checkpoint depend on."""
@@ -258,22 +359,55 @@ class Resuming:
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 
     def _load_rng_state(self, checkpoint: Any) -> None:
+        together = self.args.world_size > 1
+        name = f"rng_state_{self.args.process_index}.pth" if together else "rng_state.pth"
+        if checkpoint is not None and not (Path(checkpoint) / name).is_file():
+            self._say(f"{checkpoint} has no {name}: the random states begin anew")
         with _readable(checkpoint):
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
     def _load_scaler(self, checkpoint: Any) -> None:
-        if self.accelerator.scaler is not None:  # else transformers fails on a stray file
-            with _readable(checkpoint):
-                super()._load_scaler(checkpoint)  # type: ignore[misc]
+        if self.accelerator.scaler is None:  # a stray file, or a run that was begun in float16
+            return
+        with _readable(checkpoint):
+            super()._load_scaler(checkpoint)  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         with _readable(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-            path = Path(checkpoint) / self._own_file() if checkpoint else None
-            if path is None or not path.is_file():  # a checkpoint of stock TRL's holds none
-                return
-            kept = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+        if checkpoint is None:
+            return
+        self._continue_schedule(checkpoint)
+        missing = [name for name in EXACT if not (Path(checkpoint) / name).is_file()]
+        if missing and not self._sharded:
+            self._say(
+                f"{checkpoint} has no {' and no '.join(missing)}: the optimizer and the learning "
+                "rate begin anew"
+            )
+        path = Path(checkpoint) / self._own_file()
+        if not path.is_file():  # a checkpoint of stock TRL's holds none
+            self._say(f"{checkpoint} has no {path.name}: its rollouts are sampled anew")
+            return
+        with _readable(checkpoint):
+            # A processor has no number, though accelerate gives it one.
+            device = self.accelerator.device
+            kept = torch.load(
+                path, map_location="cpu" if device.type == "cpu" else device, weights_only=True
+            )
+            self._restore_reference(Path(checkpoint))
+        self._restore(checkpoint, kept)
+
+    def _restore(self, checkpoint: Any, kept: dict[str, Any]) -> None:
         self._metrics["train"].update(kept.pop("_metrics"))
+        _fill_logs(self._logs, kept.pop("_logs", {}))
+        if all(name in kept for name in LOSS):  # checkpoints of an earlier version lack it
+            self._kept_loss = {name: kept.pop(name) for name in LOSS}
+        states = kept.pop("callbacks", [])
+        for callback in self.callback_handler.callbacks:
+            for number, (name, _) in enumerate(states):
+                if name == type(callback).__name__:
+                    vars(callback).update(states.pop(number)[1])
+                    break
         if kept.pop("batches") != self._batch_shape():
             # Its rollouts do not fit the batches that follow, so they are sampled anew, as in TRL.
             with _readable(checkpoint):
@@ -283,3 +417,65 @@ class Resuming:
             self._say(f"{checkpoint} has batches of another shape; its rollouts are sampled anew")
         for name, value in kept.items():
             setattr(self, name, value)
+
+    def _restore_reference(self, checkpoint: Path) -> None:
+        path = checkpoint / REFERENCE
+        if not self._reference_moves():
+            return
+        if not path.is_file():
+            self._say(f"{checkpoint} has no {path.name}: the reference model begins anew")
+            return
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        for name, parameter in self.ref_model.named_parameters():
+            parameter.data.copy_(saved[name])
+
+    def _continue_schedule(self, checkpoint: Any) -> None:
+        """Where a run is extended, its learning rate is that of the longer schedule from here."""
+        with _readable(checkpoint):
+            state = _trainer_state(checkpoint)
+            before, done = int(state["max_steps"]), int(state["global_step"])
+        if before == self.args.max_steps or self.args.max_steps <= 0 or before <= 0:
+            return
+        kind = self.args.lr_scheduler_type
+        kind = getattr(kind, "value", str(kind))
+        if kind in STEPLESS_SCHEDULES and not 0 < self.args.warmup_steps < 1:
+            return
+        old = [group["lr"] for group in self.optimizer.param_groups]
+        if isinstance(self.lr_scheduler, torch.optim.lr_scheduler.LambdaLR):
+            plan = self.lr_scheduler
+            new = [
+                base * share(plan.last_epoch)
+                for base, share in zip(plan.base_lrs, plan.lr_lambdas, strict=True)
+            ]
+            for group, rate in zip(self.optimizer.param_groups, new, strict=True):
+                group["lr"] = rate
+            self.lr_scheduler._last_lr = new
+        rates = f"{old[0]:.3g} becomes {self.optimizer.param_groups[0]['lr']:.3g}"
+        self._say(
+            f"extended from {before} to {self.args.max_steps} steps: the schedule {kind} depends "
+            f"on their number, so after step {done} the learning rate {rates}, and the run differs "
+            f"from an uncut one of {self.args.max_steps} steps"
+        )
+
+
+def _plain_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """The completions that TRL logs, in types that are read back without unpickling objects."""
+    return {key: _plain(value) for key, value in logs.items() if key != "images"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | deque):
+        return [_plain(each) for each in value]
+    plain = value is None or type(value) in (str, int, float, bool)
+    return value if plain else str(value)  # an image, or an object of a reward function's
+
+
+def _fill_logs(logs: dict[str, Any], kept: Mapping[str, Any]) -> None:
+    for key, value in kept.items():
+        if isinstance(value, Mapping):
+            for name, values in value.items():
+                logs[key][name].extend(values)
+        else:
+            logs[key].extend(value)

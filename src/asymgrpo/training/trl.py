@@ -338,10 +338,6 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
 
     # Precision
 
-    @property
-    def _sharded(self) -> bool:
-        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
-
     def _prepare_precision(self) -> Precision | None:
         """Types of all weights, said in one line; FSDP and DeepSpeed have a policy of their own."""
         if self._sharded:
