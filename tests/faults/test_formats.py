@@ -47,7 +47,8 @@ def test_a_folder_of_the_first_format_is_read_and_continued(
     assert call(["inspect", str(old), "--limit", "1"], monkeypatch) == 0
     words = ["evaluate", str(old), "--problems", "2", "--samples", "2", "--k", "1"]
     assert call(words, monkeypatch) == 0
-    record = json.loads((old / "evaluations/evaluate-arithmetic-test.json").read_text())
+    (written,) = (old / "evaluations").glob("evaluate-arithmetic-test-*.json")
+    record = json.loads(written.read_text())
     assert len(record["problems"]) == 2
     shutil.rmtree(old / "final")
     rewrite(old, status="running")
@@ -58,8 +59,8 @@ def test_a_folder_of_the_first_format_is_read_and_continued(
     assert lines[:2] == kept
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
     assert (old / "final/adapter_model.safetensors").is_file()
-    written = json.loads((old / "run.json").read_text())
-    assert (written["format"], written["status"]) == (FORMAT, "finished")
+    after = json.loads((old / "run.json").read_text())
+    assert (after["format"], after["status"]) == (FORMAT, "finished")
 
 
 def test_a_folder_of_a_newer_format_is_refused_in_one_line(
