@@ -171,6 +171,10 @@ def test_a_task_without_end_is_measured_on_200(capsys: pytest.CaptureFixture[str
     assert "1,000,000 rows; the first 200 are measured" in capsys.readouterr().out
     assert problem_count(task, request(model="tiny", problems=7), Console()) == 7
     assert problem_count(load_task("arithmetic"), request(model="tiny"), Console()) == 1_000
+    pytest.importorskip("reasoning_gym")
+    for name, count in (("chain_sum", 200), ("chain_sum?size=70", 70)):
+        task = load_task(f"reasoning-gym:{name}")
+        assert problem_count(task, request(model="tiny"), Console()) == count
 
 
 OWN = """
