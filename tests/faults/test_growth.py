@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import itertools
 import json
 import os
 import sys
@@ -42,7 +43,7 @@ def test_kept_rollouts_are_few_and_spread_over_the_run(limit: int, spacing: int)
         assert len(kept) <= limit + 1
         assert len(kept) >= min(limit // 2, newest // spacing)
         assert (kept[0], kept[-1]) == (spacing, newest)
-        assert len({b - a for a, b in zip(kept, kept[1:-1], strict=False)}) <= 1
+        assert len({b - a for a, b in itertools.pairwise(kept[:-1])}) <= 1
     assert kept_steps(list(steps), 0, spacing) == list(steps)
 
 
