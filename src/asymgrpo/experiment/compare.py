@@ -303,6 +303,9 @@ def _notes(runs: Sequence[RunData], evaluated: Sequence[Evaluated]) -> tuple[str
     builds = {str(sorted((run.run.get("versions") or {}).items())) for run in runs}
     if len(builds) > 1:
         notes.append("runs by different versions of the libraries")
+    machines = {str(sorted(known.items())) for run in runs if (known := run.run.get("machine"))}
+    if len(machines) > 1:
+        notes.append("runs on different machines, threads or code")
     seeds = [run.seed for run in runs]
     if len(set(seeds)) < len(seeds):
         notes.append("several runs of one seed; pairs take the last of them")

@@ -302,6 +302,7 @@ class RunStore:
             with pq.ParquetFile(path) as file:
                 for batch in file.iter_batches(ROW_GROUP, columns=schema.names):
                     table = pa.Table.from_batches([batch]).cast(schema)
+                    table.validate(full=True)
                     yield from table.to_batches()
         except (pa.ArrowException, OSError, ValueError) as error:
             cause = " ".join(str(error).split())[:150]
