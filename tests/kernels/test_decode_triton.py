@@ -32,7 +32,7 @@ def noise(*shape, dtype=torch.float32, scale=1.0):
     return (torch.randn(*shape) * scale).to(DEVICE, dtype)
 
 
-# Half precision is worked in lanes. Of bfloat16 the interpreter's dot makes nonsense.
+# 16-bit types use several lanes. The interpreter's dot does not support bfloat16.
 ATTENTION_TYPES = [
     (torch.float32, {"atol": 2e-5, "rtol": 1e-5}),
     (torch.float16, {"atol": 2e-3, "rtol": 2e-3}),
@@ -47,7 +47,7 @@ ATTENTION_TYPES = [
     [(6, 16, None, None), (2, 24, 9, None), (1, 32, 40, 5.0), (3, 16, 1, 50.0)],
 )
 def test_attention_over_a_pool(fold, width, window, softcap, splits, dtype, close):
-    from asymgrpo.kernels.decode_attention import Contexts, decode_attention, reference_attention
+    from asymgrpo.kernels.decode.decode_attention import Contexts, decode_attention, reference_attention
 
     torch.manual_seed(0)
     rows, heads, slots = 3, 2, 400
@@ -70,7 +70,7 @@ def adapted(x, projection):
 
 
 def projection(outputs, inputs, rank, dtype=torch.float32):
-    from asymgrpo.kernels.decode_projection import Projection
+    from asymgrpo.kernels.decode.decode_projection import Projection
 
     if rank == 0:
         return Projection(noise(outputs, inputs, dtype=dtype))
@@ -95,7 +95,7 @@ def projection(outputs, inputs, rank, dtype=torch.float32):
 )
 @pytest.mark.parametrize("splits", [1, 3])
 def test_projections_with_adapters(rows, inputs, outputs, ranks, splits):
-    from asymgrpo.kernels.decode_projection import Tiles, project
+    from asymgrpo.kernels.decode.decode_projection import Tiles, project
 
     torch.manual_seed(0)
     x = noise(rows, inputs)
@@ -103,38 +103,38 @@ def test_projections_with_adapters(rows, inputs, outputs, ranks, splits):
     parts = project(x, maps, Tiles(16, 16, 32, splits, 4, 2))
     expected = torch.cat([adapted(x, one) for one in maps], dim=1)
     torch.testing.assert_close(parts.double().sum(0), expected, atol=5e-4, rtol=1e-5)
-    # What it asks for on the way changes nothing, nor do matrices shorter or narrower than that.
-    later = (noise(24, 40), noise(24, 40))
-    again = project(x, maps, Tiles(16, 16, 32, splits, 4, 2), later=later)
+    # Prefetching changes nothing, even of matrices with fewer rows or columns than it covers.
+    prefetch = (noise(24, 40), noise(24, 40))
+    again = project(x, maps, Tiles(16, 16, 32, splits, 4, 2), prefetch=prefetch)
     assert torch.equal(again, parts)
 
 
 @runs_here
 @pytest.mark.parametrize("ranks", [(0, 0), (4, 4), (0, 8), (40, 33)])
 def test_the_gated_activation(ranks):
-    from asymgrpo.kernels.decode_gate import gated
-    from asymgrpo.kernels.decode_projection import Tiles
+    from asymgrpo.kernels.decode.decode_swiglu import swiglu
+    from asymgrpo.kernels.decode.decode_projection import Tiles
 
     torch.manual_seed(0)
     x = noise(19, 80, scale=0.2)
     gate, up = (projection(40, 80, rank) for rank in ranks)
     expected = torch.nn.functional.silu(adapted(x, gate)) * adapted(x, up)
-    found = gated(x, gate, up, tiles=Tiles(16, 16, 32, 1, 4, 2))
+    found = swiglu(x, gate, up, tiles=Tiles(16, 16, 32, 1, 4, 2))
     torch.testing.assert_close(found.double(), expected, atol=5e-4, rtol=1e-4)
 
 
 @runs_here
 @pytest.mark.parametrize("rows", [19, 70, 130])
 def test_the_gated_activation_by_bulk_copies(rows, monkeypatch):
-    from asymgrpo.kernels import decode_gate
+    from asymgrpo.kernels.decode import decode_swiglu
 
     if INTERPRETED:
-        monkeypatch.setattr(decode_gate, "_bulk", lambda *tensors: True)
+        monkeypatch.setattr(decode_swiglu, "_fits_tma", lambda *tensors: True)
     torch.manual_seed(0)
-    # Not bfloat16, of which the interpreter's dot makes nonsense.
+    # Not bfloat16, which the interpreter's dot does not support.
     x = noise(rows, 88, dtype=torch.float16, scale=0.2)
     gate, up = (projection(40, 88, 4, dtype=torch.float16) for _ in range(2))
-    assert decode_gate._bulk(x, gate.weight, up.weight)
+    assert decode_swiglu._fits_tma(x, gate.weight, up.weight)
     # Rounded where the kernel rounds: the adapter and its input, each map, the activation.
     gates, ups = (
         (
@@ -148,7 +148,7 @@ def test_the_gated_activation_by_bulk_copies(rows, monkeypatch):
         for one in (gate, up)
     )
     expected = (torch.nn.functional.silu(gates).half().double() * ups).half()
-    found = decode_gate.gated(x, gate, up)
+    found = decode_swiglu.swiglu(x, gate, up)
     # A float32 sum may round the other way: an ulp of each factor, and of the product.
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=2**-8)
 
@@ -157,7 +157,7 @@ def test_the_gated_activation_by_bulk_copies(rows, monkeypatch):
 @pytest.mark.parametrize("parts", [None, 1, 3])
 @pytest.mark.parametrize("bias", [False, True])
 def test_adding_and_norm(parts, bias):
-    from asymgrpo.kernels.decode_layer import add_norm
+    from asymgrpo.kernels.decode.add_rmsnorm import add_rmsnorm
 
     torch.manual_seed(0)
     hidden, weight = noise(3, 48), noise(48)
@@ -169,7 +169,7 @@ def test_adding_and_norm(parts, bias):
     if shift is not None:
         total = total + shift.double()
     expected = total * (total.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
-    normed = add_norm(hidden, added, shift, weight, 1e-6)
+    normed = add_rmsnorm(hidden, added, shift, weight, 1e-6)
     torch.testing.assert_close(normed.double(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(hidden.double(), total, atol=1e-5, rtol=1e-5)
 
@@ -178,7 +178,7 @@ def new_tokens(rows, query_heads, heads, width, positions, *, bias, norm, rotate
     """New tokens, and their queries, keys and values by the modules of transformers."""
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-    from asymgrpo.kernels.decode_heads import NewTokens
+    from asymgrpo.kernels.decode.decode_qkv import NewTokens
 
     parts = noise(2, rows, (query_heads + 2 * heads) * width)
     sizes = [query_heads * width, heads * width, heads * width]
@@ -218,14 +218,14 @@ HEAD_KINDS = [
 @runs_here
 @pytest.mark.parametrize("kind", HEAD_KINDS)
 def test_placing_queries_keys_and_values(kind):
-    from asymgrpo.kernels.decode_heads import place
+    from asymgrpo.kernels.decode.decode_qkv import write_kv
 
     torch.manual_seed(0)
     positions = torch.tensor([3, 0, 4], device=DEVICE)
     new, q, k, v = new_tokens(3, 4, 2, 24, positions, **kind)
     keys, values = torch.zeros(2, 9, 2, 24, device=DEVICE)
     slots = torch.tensor([7, 2, 4], device=DEVICE)
-    query = place(new, positions, slots, keys, values)
+    query = write_kv(new, positions, slots, keys, values)
     torch.testing.assert_close(query, q, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(keys[slots], k, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(values[slots], v, atol=1e-5, rtol=1e-5)
@@ -245,7 +245,7 @@ def test_placing_queries_keys_and_values(kind):
     ],
 )
 def test_attention_of_new_tokens(fold, width, window, kind, splits, dtype, close):
-    from asymgrpo.kernels.decode_attention import Contexts, decode_attention, reference_attention
+    from asymgrpo.kernels.decode.decode_attention import Contexts, decode_attention, reference_attention
 
     torch.manual_seed(0)
     rows, heads, slots = 4, 2, 400
@@ -269,8 +269,8 @@ def test_attention_of_new_tokens(fold, width, window, kind, splits, dtype, close
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("vocab", [11, 1_000, 20_000])  # the last by two blocks a part
 def test_drawing_is_the_plain_draw(greedy, vocab):
-    from asymgrpo.kernels.decode_sampling import draw_plain
-    from asymgrpo.kernels.sampling import Filters, draw, noise_keys
+    from asymgrpo.kernels.decode.fused_sampling import draw_unfiltered
+    from asymgrpo.kernels.decode.token_sampling import Filters, draw, noise_keys
 
     torch.manual_seed(0)
     logits = noise(6, vocab, scale=4.0)
@@ -278,7 +278,7 @@ def test_drawing_is_the_plain_draw(greedy, vocab):
     seeds = torch.tensor([0, 1, 2**62, -7, 5, 5], device=DEVICE)
     counts = torch.tensor([0, 3, 9, 1, 4, 5], device=DEVICE)
     expected = draw(logits, noise_keys(seeds, counts), Filters(temperature=0.7, greedy=greedy))
-    found = draw_plain(logits, seeds, counts, 0.7, greedy)
+    found = draw_unfiltered(logits, seeds, counts, 0.7, greedy)
     assert found[0].tolist() == expected[0].tolist()
     torch.testing.assert_close(found[1], expected[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found[2], expected[2], atol=1e-5, rtol=1e-5)
@@ -286,7 +286,7 @@ def test_drawing_is_the_plain_draw(greedy, vocab):
 
 @runs_here
 def test_rows_advance_and_end():
-    from asymgrpo.kernels.decode_sampling import Rows, advance
+    from asymgrpo.kernels.decode.fused_sampling import Rows, advance
 
     def column(*values):
         return torch.tensor(values, device=DEVICE)

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from asymgrpo.rollout.looks import Living, Look
+from asymgrpo.rollout.native.active_rows import Living, Look
 
 
 def test_a_look_shows_what_was_there(device):

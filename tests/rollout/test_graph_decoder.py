@@ -180,10 +180,10 @@ class Script:
         return step
 
     def decode(self, decoder, limits):
-        from asymgrpo.kernels.sampling import Filters
-        from asymgrpo.rollout.attention import ATTENTION
-        from asymgrpo.rollout.inspection import decoding
-        from asymgrpo.rollout.prompts import Group, Row
+        from asymgrpo.kernels.decode.token_sampling import Filters
+        from asymgrpo.rollout.native.cache_attention import ATTENTION
+        from asymgrpo.models.module_state import decoding
+        from asymgrpo.rollout.scheduler import Group, Row
 
         rows = tuple(Row(index, 0, limit) for index, limit in enumerate(limits))
         done = []
@@ -256,17 +256,17 @@ def test_the_device_has_steps_to_do_while_the_host_waits(tiny, monkeypatch):
 @interpreted
 def test_wider_weights_than_activations(tiny, lora):
     """Weights in float32 under a half-precision forward, as mixed precision trains them."""
-    from asymgrpo.kernels.decode_attention import Contexts
-    from asymgrpo.rollout.fused import AdapterCopies, Rotations, fused_logits, plan_of
-    from asymgrpo.rollout.pool import LayerShape, Pool
+    from asymgrpo.kernels.decode.decode_attention import Contexts
+    from asymgrpo.rollout.native.fused_decode import AdapterCasts, RopeTable, fused_logits, plan_of
+    from asymgrpo.rollout.native.kv_pool import LayerShape, Pool
 
     model = lora(tiny("qwen2", **SMALL)).eval()
     shapes = {layer: LayerShape(1, 16, torch.float16) for layer in range(1)}
     column = torch.ones(2, dtype=torch.long)
     tokens = torch.tensor([5, 6])
     contexts = Contexts(0 * column, 0 * column, torch.tensor([1, 2]), column)
-    copies = AdapterCopies()
-    plan = plan_of(model, torch.float16, 2, copies, Rotations())
+    copies = AdapterCasts()
+    plan = plan_of(model, torch.float16, 2, copies, RopeTable())
     copies.refresh()
     pool = Pool(shapes, 4, torch.device("cpu"))
     with torch.no_grad():
@@ -277,11 +277,11 @@ def test_wider_weights_than_activations(tiny, lora):
 
 @interpreted
 def test_what_has_no_plan(tiny, lora):
-    from asymgrpo.rollout.fused import AdapterCopies, NotFusable, Rotations
-    from asymgrpo.rollout.fused import plan_of as read
+    from asymgrpo.rollout.native.fused_decode import AdapterCasts, NotFusable, RopeTable
+    from asymgrpo.rollout.native.fused_decode import plan_of as read
 
     def plan_of(model, dtype):
-        return read(model, dtype, 8, AdapterCopies(), Rotations())
+        return read(model, dtype, 8, AdapterCasts(), RopeTable())
 
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     for model, reason in [
@@ -307,10 +307,10 @@ def test_what_has_no_plan(tiny, lora):
 
 @interpreted
 def test_rotations_are_those_of_the_model(tiny):
-    from asymgrpo.rollout.fused import Rotations
+    from asymgrpo.rollout.native.fused_decode import RopeTable
 
     rotary = tiny("llama").model.rotary_emb
-    rotations, like = Rotations(), torch.zeros(1, 8)
+    rotations, like = RopeTable(), torch.zeros(1, 8)
     cos, sin = rotations.of(rotary, like, 5)
     own_cos, own_sin = rotary(like, torch.tensor([[0, 3, 700]]))
     assert torch.equal(cos[[0, 3, 700]], own_cos[0])

@@ -20,7 +20,7 @@ from asymgrpo.experiment.signals import stopped_by_signals
 from asymgrpo.experiment.store import RunStore, write_atomically
 from asymgrpo.models import load_policy
 from asymgrpo.rollout import Sampling, choose_engine
-from asymgrpo.rollout.choice import ENGINES
+from asymgrpo.rollout.select_engine import ENGINES
 from asymgrpo.tasks import load_task
 
 

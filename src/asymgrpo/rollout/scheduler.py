@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from .attention import PassingCache, PromptPass, attending_to
+from .attention import PassThroughCache, PromptPass, attending_to
 from .records import Sampling
 
-Forward = Callable[[Tensor, Tensor, PassingCache], Tensor]
+Forward = Callable[[Tensor, Tensor, PassThroughCache], Tensor]
 """Tokens `[B, T]`, positions `[B, T]` and a cache to the last position's logits `[B, V]`."""
 
 

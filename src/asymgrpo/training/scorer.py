@@ -22,7 +22,7 @@ from asymgrpo.kernels.token_statistics import token_statistics
 from asymgrpo.training.budget import TokenBudget
 from asymgrpo.training.packing import Group, cut, group_rollouts, pack
 from asymgrpo.training.replay import replay
-from asymgrpo.training.support import causal_model, logit_scale, unsupported
+from asymgrpo.models.description import causal_model, logit_scale, unsupported
 
 Scores = tuple[Tensor, Tensor]
 

@@ -29,7 +29,7 @@ from asymgrpo.objective.config import ObjectiveConfig
 from asymgrpo.objective.entropy import top_entropy_threshold
 from asymgrpo.objective.objective import Objective
 from asymgrpo.objective.presets import OVERRIDES, algorithm, overridden
-from asymgrpo.rollout.choice import ENGINES, choose_engine
+from asymgrpo.rollout.select_engine import ENGINES, choose_engine
 from asymgrpo.rollout.compute_copy import ComputeCopy, RefreshedEngine
 from asymgrpo.rollout.records import Engine, Rollout, Sampling
 from asymgrpo.training.entropy_control import EntropyControl

@@ -1,9 +1,9 @@
-"""The residual stream of a decoding step: sums, and root-mean-square norms.
+"""Adds a projection's output to the residual stream of a decoding step, and its RMSNorm.
 
-Letters: `B` rows, `N` width, `P` parts.
+Letters: `B` rows, `N` width, `P` partial sums.
 """
 
-# Kernels have no types that mypy could check.
+# Triton kernels carry no types for mypy to check.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chaining import call_next, follow, launch
-from .decode_gate import rows_with_spare
 from .decode_projection import stand_in
+from .decode_swiglu import empty_padded_rows
+from .pdl import launch, launch_dependents, wait
 
 
 @triton.jit
-def _add_norm(
+def _add_rmsnorm(
     hidden,
     parts,
     bias,
@@ -30,14 +30,15 @@ def _add_norm(
     PARTS: tl.constexpr,
     BIAS: tl.constexpr,
     EPSILON: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0)
     columns = tl.arange(0, N_BLOCK)
     mask = columns < N
     scale = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
-    follow(CHAINED)
-    call_next(CHAINED)
+    wait(PDL)
+    # Not before the wait: `swiglu` counts on everything ahead of this kernel being complete.
+    launch_dependents(PDL)
     DTYPE: tl.constexpr = hidden.dtype.element_ty
     value = tl.load(hidden + row * N + columns, mask=mask, other=0.0).to(tl.float32)
     if PARTS > 0:
@@ -53,7 +54,7 @@ def _add_norm(
     tl.store(normed + row * N + columns, (scaled * scale).to(normed.dtype.element_ty), mask=mask)
 
 
-def add_norm(
+def add_rmsnorm(
     hidden: Tensor,
     parts: Tensor | None,
     bias: Tensor | None,
@@ -61,12 +62,12 @@ def add_norm(
     epsilon: float,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Adds the sum of `parts` `[P, B, N]` to `hidden` `[B, N]` in place, and returns its norm."""
+    """Adds the sum of `parts` `[P, B, N]` to `hidden` `[B, N]` in place; returns its RMSNorm."""
     rows, width = hidden.shape
     block = triton.next_power_of_2(width)
-    normed = rows_with_spare(rows, width, hidden, dtype)
+    normed = empty_padded_rows(rows, width, hidden, dtype)
     launch(
-        _add_norm,
+        _add_rmsnorm,
         (rows,),
         hidden.device,
         hidden,

@@ -1,16 +1,17 @@
-"""Attention of one new token a row over a pool of keys and values.
+"""Attention of one new token per row over a pool of keys and values.
 
-The pool is flat: a row's context is the slots of its group's prompt followed by those that the row
-itself has sampled. Lengths are read from device memory, so that one captured graph serves all of
-them; the query heads of a key head are the rows of one small matrix product, so that keys and
-values are read once and never repeated. The keys of earlier tokens are on their way while the new
-token's query is still being made. Each group of threads takes keys of its own, a lane, with a
-softmax of its own; they meet once, at the end.
+The pool is flat: a row's context is the slots of its group's prompt, followed by the slots of the
+tokens that the row itself has sampled. Lengths are read from device memory, so one captured graph
+serves all of them. The query heads of a key head are the rows of one small matrix product, so keys
+and values are read once (grouped-query attention without repeats). Keys of earlier tokens are
+loaded while the new token's query is still being computed. Each warp takes its own keys, a lane,
+with a partial softmax of its own, reduced once at the end. With few rows, the context is split over
+blocks as well (split-K), and the last block to finish merges the partial results.
 
 Letters: `B` rows, `S` slots of the pool, `Hq` query heads, `H` key heads, `D` head size, `L` lanes.
 """
 
-# Kernels have no types that mypy could check.
+# Triton kernels carry no types for mypy to check.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
@@ -21,26 +22,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chaining import call_next, follow, launch
-from .decode_heads import NewTokens, angles, head_values
+from ..hardware import sm_count
 from .decode_projection import precision, stand_in
-from .hardware import PROCESSORS
+from .decode_qkv import NewTokens, head_values, rope_at
+from .pdl import launch, launch_dependents, wait
 
 
 @dataclass(frozen=True)
 class Contexts:
-    """Where each row's context lies in the pool; int64 `[B]` each."""
+    """Where each row's context is in the pool; int64 `[B]` each."""
 
     prompt_start: Tensor
     prompt_count: Tensor
     own_start: Tensor
     own_count: Tensor
-    """The token that the row is taking in included."""
+    """Includes the token that the row is processing."""
 
 
 @triton.jit
 def _tanh(x):
-    """To float32's own precision: a cap of 50 makes the error of the fast exponential visible."""
+    """Accurate to float32: with a cap of 50, the fast exponential's error would be visible."""
     y = 2.0 * tl.abs(x)
     n = tl.floor(y * 1.4426950408889634 + 0.5)
     # exp(-y) = 2^-n (1 + m) with |t| at most half of log 2, whose high bits are subtracted exactly.
@@ -63,9 +64,9 @@ def _merged(
     D: tl.constexpr,
     D_BLOCK: tl.constexpr,
 ):
-    """Masses and sums of all splits, always in the same order.
+    """Softmax denominators and weighted sums of all splits, always merged in the same order.
 
-    Read past the first-level cache, which knows nothing of what other processors wrote.
+    The loads bypass L1, which is not coherent with writes from other SMs.
     """
     in_fold = tl.arange(0, FOLD_BLOCK) < FOLD
     store = in_fold[:, None] & (wide < D)[None, :]
@@ -90,7 +91,7 @@ def _merged(
 
 @triton.jit
 def _repeated(few, ROWS: tl.constexpr):
-    """Rows `[F, W]` over and over, to `[ROWS, W]`; matrix units take no fewer than 16."""
+    """Rows `[F, W]` repeated to `[ROWS, W]`: tensor cores take no fewer than 16."""
     F: tl.constexpr = few.shape[0]
     W: tl.constexpr = few.shape[1]
     return tl.reshape(tl.broadcast_to(few[None, :, :], (ROWS // F, F, W)), (ROWS, W))
@@ -98,9 +99,9 @@ def _repeated(few, ROWS: tl.constexpr):
 
 @triton.jit
 def _over_lanes(many, LANES: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """The sum over lanes `[L, R, W]`, each place's lanes brought to one thread first.
+    """The sum over lanes `[L, R, W]`, with the lanes of an element brought to one thread first.
 
-    A plain sum would leave the whole result with every lane.
+    A plain `tl.sum` would leave a copy of the whole result in every lane.
     """
     tl.static_assert(LANES == 1 or LANES == 4)
     if LANES == 1:
@@ -138,14 +139,14 @@ def _attend(
     PARTS: tl.constexpr,
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
-    ROTATE: tl.constexpr,
+    ROPE: tl.constexpr,
     EPSILON: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """With `PARTS` the query is yet to be made, and the new token's key and value with it.
+    """With `PARTS` > 0, also computes the new token's query, key and value from partial sums.
 
-    That happens in the loop's first round, behind the loads of the first keys and values; with none
-    of them there is still one round.
+    That happens in the first iteration, after the loads of the first keys and values were issued.
+    There is one iteration even where there are no earlier keys.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     DTYPE: tl.constexpr = out.dtype.element_ty
@@ -167,18 +168,18 @@ def _attend(
     masses = tl.zeros((LANES, FOLD_BLOCK), tl.float32)
     sums = tl.zeros((LANES, FOLD_BLOCK, D_BLOCK), tl.float32)
     if PARTS == 0:
-        follow(CHAINED)
+        wait(PDL)
         made = tl.load(query + heads[:, None] * D + wide[None, :], mask=store, other=0.0)
         q = tl.broadcast_to(made[None, :, :], (LANES, FOLD_BLOCK, D_BLOCK))
     else:
         TOTAL: tl.constexpr = (FOLD + 2) * HEADS * D
-        cosine, sine = angles(cos, sin, total - 1, wide, D, ROTATE)
+        cosine, sine = rope_at(cos, sin, total - 1, wide, D, ROPE)
         parts = query + row * TOTAL
         few = tl.arange(0, FEW)
         q = tl.zeros((LANES, FOLD_BLOCK, D_BLOCK), DTYPE)
         v_new = tl.zeros((FEW, D_BLOCK), DTYPE)
         score = tl.full((FEW,), -1e30, tl.float32)
-        # The new token is its own context's last. The first split has it.
+        # The new token is the last of its context. The first split handles it.
         total = total - 1
     share = tl.cdiv(tl.cdiv(total - hidden, BLOCK), SPLITS) * BLOCK
     start = hidden + split * share
@@ -191,17 +192,17 @@ def _attend(
         mask = inside[:, :, None] & in_d[None, None, :]
         k = tl.load(keys + at, mask=mask, other=0.0)
         v = tl.load(values + at, mask=mask, other=0.0)
-        if PARTS > 0:  # noqa: SIM102 (known when compiling, unlike the next)
+        if PARTS > 0:  # noqa: SIM102 (a constexpr, unlike the next condition)
             if begin == start:
-                follow(CHAINED)
-                # The key and the value in every row, so that they meet queries without moving.
+                wait(PDL)
+                # The key and value in every row, so that products need no layout conversion.
                 made = head_values(
                     parts, head * FOLD + few, 0, few < FOLD, M * TOTAL, bias_q, norm_q, cosine,
-                    sine, wide, D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
+                    sine, wide, D, PARTS, BIAS, NORM, ROPE, EPSILON, DTYPE,
                 )  # fmt: skip
                 k_new = head_values(
                     parts, few * 0 + head, HEADS * FOLD * D, few < FEW, M * TOTAL, bias_k, norm_k,
-                    cosine, sine, wide, D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
+                    cosine, sine, wide, D, PARTS, BIAS, NORM, ROPE, EPSILON, DTYPE,
                 )  # fmt: skip
                 v_new = head_values(
                     parts, few * 0 + head, HEADS * (FOLD + 1) * D, few < FEW, M * TOTAL, bias_v,
@@ -209,8 +210,8 @@ def _attend(
                 )  # fmt: skip
                 many = _repeated(made, FOLD_BLOCK)[None, :, :]
                 many = tl.broadcast_to(many, (LANES, FOLD_BLOCK, D_BLOCK)).to(tl.float32)
-                # Added to the sums, which are zeros, it comes to lie as the products want it; else
-                # every round would move it.
+                # Adding the sums, which are zero here, gives it the layout that the dot products
+                # want; otherwise every iteration would convert it.
                 q = (sums + many).to(DTYPE)
                 score = tl.sum(made.to(tl.float32) * k_new.to(tl.float32), 1) * scaling
                 if SOFTCAP:
@@ -232,7 +233,7 @@ def _attend(
         sums = sums * decay[:, :, None]
         sums = tl.dot(weights.to(v.dtype), v, sums, input_precision=PRECISION)
         tops = higher
-    call_next(CHAINED)
+    launch_dependents(PDL)
     top = tl.max(tops, 0)
     if PARTS > 0:
         newest = tl.reshape(_repeated(score[:, None], FOLD_BLOCK), (FOLD_BLOCK,))
@@ -261,7 +262,7 @@ def _attend(
 
 
 def lanes_for(width: int, dtype: torch.dtype) -> int:
-    """Lanes for heads of that many values; registers hold four of half precision and usual width.
+    """Lanes for heads of this size: registers hold four lanes of 16-bit values up to size 128.
 
     >>> lanes_for(128, torch.bfloat16), lanes_for(128, torch.float32)
     (4, 1)
@@ -269,14 +270,14 @@ def lanes_for(width: int, dtype: torch.dtype) -> int:
     return 4 if width <= 128 and dtype.itemsize == 2 else 1
 
 
-def splits_for(rows: int, heads: int, processors: int = PROCESSORS) -> int:
-    """Parts that a row's context is cut into, so that few rows still fill the device.
+def splits_for(rows: int, heads: int, sms: int) -> int:
+    """Parts that a row's context is split into, so that few rows still fill `sms` multiprocessors.
 
-    >>> splits_for(128, 2), splits_for(64, 2), splits_for(16, 2), splits_for(1, 2)
-    (1, 1, 4, 16)
+    >>> [splits_for(rows, heads=2, sms=132) for rows in (128, 64, 16, 1)]
+    [1, 1, 4, 16]
     """
     parts = 1
-    while parts < 16 and 2 * parts * rows * heads <= processors:
+    while parts < 16 and 2 * parts * rows * heads <= sms:
         parts *= 2
     return parts
 
@@ -294,8 +295,9 @@ def decode_attention(
 ) -> Tensor:
     """Queries `[B, Hq, D]` over the pool's keys and values `[S, H, D]` to outputs `[B, Hq, D]`.
 
-    New tokens stand for their queries; each is the last of its row's own, and its key and value go
-    to the pool. `arrived` is zeros, int32 `[B * H]`, used up by the call.
+    Given `NewTokens` instead of queries, it computes the queries itself and writes each token's key
+    and value to the pool, as the last of its row's own. `arrived` are zeros, int32 `[B * H]`, used
+    up by the call.
     """
     if isinstance(query, NewTokens):
         shape = query.parts.shape[1], query.query_heads, keys.shape[2]
@@ -309,14 +311,15 @@ def decode_attention(
     if isinstance(query, NewTokens):
         arguments, options = query.arguments(out), query.options()
     else:
-        # No biases (three), norms (two) or rotations (two) are read: the queries are made.
+        # Stand-ins for three biases, two norms and two RoPE tables, which are not read.
         arguments = (query.contiguous(), *[out] * 7)
-        options = {"PARTS": 0, "BIAS": False, "NORM": False, "ROTATE": False, "EPSILON": 0.0}
+        options = {"PARTS": 0, "BIAS": False, "NORM": False, "ROPE": False, "EPSILON": 0.0}
     fold = query_heads // heads
     few = max(2, triton.next_power_of_2(fold))
-    splits = splits_for(rows, heads) if splits is None else splits
+    sms = sm_count(out.device)
+    splits = splits_for(rows, heads, sms) if splits is None else splits
     wide = triton.next_power_of_2(width)
-    # Without parts there is nothing to merge, and any tensor stands in for them.
+    # Without splits there is nothing to merge, and any tensor stands in.
     partial = out
     if splits > 1:
         size = rows * query_heads * splits * (width + 2)
@@ -354,8 +357,8 @@ def decode_attention(
         PRECISION=precision(out),
         **options,
         num_warps=4,
-        # Two programs share a processor's memory where there are more of them than processors.
-        num_stages=3 if rows * heads * splits > PROCESSORS else 4,
+        # Two blocks share an SM's memory where there are more blocks than SMs.
+        num_stages=3 if rows * heads * splits > sms else 4,
     )
     return out
 

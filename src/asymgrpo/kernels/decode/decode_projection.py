@@ -1,14 +1,14 @@
-"""A decoding step's projections with their low-rank adapters, in one pass over the weights.
+"""A decoding step's linear projections with their LoRA adapters, in one pass over the weights.
 
-With few rows a step is bound by reading the weights and by the number of launches. A projection
-streams its weights once, works out the adapter's `x A^T` in the same loop, and adds `B` at the end:
-no launch, no copy and no merge for an adapter. The reduction over `K` is split over programs, and
-the parts are summed by the kernel that comes next anyway.
+With few rows, a step is bound by reading the weights and by the number of launches. A projection
+streams its weights once, accumulates the adapter's `x A^T` in the same loop and applies `B` at the
+end, so an adapter costs no launch, no copy and no merge. The reduction over `K` is split over
+blocks (split-K), and the kernel that follows anyway sums the partial results.
 
 Letters: `B` rows, `K` inputs, `N` outputs, `R` rank; weights are `[N, K]`.
 """
 
-# Kernels have no types that mypy could check.
+# Triton kernels carry no types for mypy to check.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chaining import ask_for, call_next, follow, launch
-from .hardware import PROCESSORS, shared_memory
+from ..hardware import shared_memory, sm_count
+from .pdl import launch, launch_dependents, prefetch_l2, wait
 
-SPARE_MEMORY = 12_000
-"""Bytes of a program's shared memory that are not for blocks in flight."""
+RESERVED_SHARED_MEMORY = 12_000
+"""Bytes of a block's shared memory that are not available to pipeline stages."""
 MOST_RANK = 128
-"""The highest rank of an adapter that the kernels take."""
+"""The highest LoRA rank that the kernels support."""
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A linear map on the module's own tensors, with its adapter if there is one."""
+    """A linear layer's own tensors, with those of its LoRA adapter if it has one."""
 
     weight: Tensor
     """`[N, K]`."""
     bias: Tensor | None = None
     down: Tensor | None = None
-    """The adapter's `A`, `[R, K]`."""
+    """LoRA `A`, `[R, K]`."""
     up: Tensor | None = None
-    """The adapter's `B`, `[N, R]`."""
+    """LoRA `B`, `[N, R]`."""
     scaling: float = 0.0
 
     @property
@@ -48,23 +48,23 @@ class Projection:
 
 
 @triton.jit
-def _ask_for_later(
+def _prefetch_rows(
     number,
-    later0,
-    later1,
+    next0,
+    next1,
     rows,
     width,
     SIZE: tl.constexpr,
     LINES: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Asks for 128 of the first `LINES` lines of the rows of two matrices, which take turns."""
+    """Prefetches 128 lines, of the first `LINES` of each row, from two matrices in turn."""
     first_row = number // 2 * (128 // LINES)
     if first_row < rows:
         lane = tl.arange(0, 128)
-        matrix = tl.where(number % 2 == 0, later0.to(tl.int64), later1.to(tl.int64))
+        matrix = tl.where(number % 2 == 0, next0.to(tl.int64), next1.to(tl.int64))
         line = (first_row + lane // LINES).to(tl.int64) * width * SIZE + lane % LINES * 128
-        ask_for(matrix + tl.minimum(line, rows.to(tl.int64) * width * SIZE - 1), CHAINED)
+        prefetch_l2(matrix + tl.minimum(line, rows.to(tl.int64) * width * SIZE - 1), PDL)
 
 
 @triton.jit(do_not_specialize=["rank0", "rank1", "rank2"])
@@ -77,12 +77,12 @@ def _project(
     rank0, rank1, rank2,
     n0, n1, n2,
     out,
-    later0, later1,
-    later_rows, later_width,
+    next0, next1,
+    next_rows, next_width,
     M,
     K,
     share,
-    LATER_LINES: tl.constexpr,
+    LINES: tl.constexpr,
     SEGMENTS: tl.constexpr,
     R_BLOCK: tl.constexpr,
     BM: tl.constexpr,
@@ -92,7 +92,7 @@ def _project(
     FULL_ROWS: tl.constexpr,
     FULL_RANK: tl.constexpr,
     PRECISION: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     tile, split, strip = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     total = n0 + n1 + n2
@@ -111,7 +111,7 @@ def _project(
     inner = tl.arange(0, BK)
     ranks = tl.arange(0, R_BLOCK)
     # Columns past the end repeat the last one, so that the loop needs no mask for them. Rows past
-    # the end are masked: there may be many, and all programs would ask for the same few bytes.
+    # the end are masked: there may be many, and every block would load the same few bytes for them.
     held = tl.minimum(columns, n - 1)
     begin = split * share
     end = tl.minimum(begin + share, K)
@@ -119,22 +119,20 @@ def _project(
         tile_up = tl.load(
             up + held[:, None] * rank + ranks[None, :], mask=(ranks < rank)[None, :], other=0.0
         )
-    # The first two blocks of the weights.
-    asked = tl.arange(0, 2 * BN)
-    asked_row = tl.minimum(tile * BN + asked // 2, n - 1)
-    ask_for(w + asked_row * K + tl.minimum(begin + asked % 2 * BK, K - 1), CHAINED)
-    call_next(CHAINED)
-    follow(CHAINED)
+    # The first two tiles of the weights.
+    prefetched = tl.arange(0, 2 * BN)
+    prefetched_row = tl.minimum(tile * BN + prefetched // 2, n - 1)
+    prefetch_l2(w + prefetched_row * K + tl.minimum(begin + prefetched % 2 * BK, K - 1), PDL)
+    launch_dependents(PDL)
+    wait(PDL)
     sums = tl.zeros((BM, BN), tl.float32)
-    low = tl.zeros((BM, R_BLOCK), tl.float32)
+    lora_x = tl.zeros((BM, R_BLOCK), tl.float32)
     for k in range(begin, end, BK):
-        if LATER_LINES > 0:
-            programs = tl.num_programs(0) * tl.num_programs(1)
-            number = (k - begin) // BK * programs + split * tl.num_programs(0) + tl.program_id(0)
-            SIZE: tl.constexpr = later0.dtype.element_ty.primitive_bitwidth // 8
-            _ask_for_later(
-                number, later0, later1, later_rows, later_width, SIZE, LATER_LINES, CHAINED
-            )
+        if LINES > 0:
+            blocks = tl.num_programs(0) * tl.num_programs(1)
+            number = (k - begin) // BK * blocks + split * tl.num_programs(0) + tl.program_id(0)
+            SIZE: tl.constexpr = next0.dtype.element_ty.primitive_bitwidth // 8
+            _prefetch_rows(number, next0, next1, next_rows, next_width, SIZE, LINES, PDL)
         at = k + inner
         where_x = x + rows[:, None] * K + at[None, :]
         where_w = w + held[:, None] * K + at[None, :]
@@ -151,9 +149,9 @@ def _project(
             else:
                 inside_down = (ranks < rank)[:, None] & (at < end)[None, :]
                 ak = tl.load(where_down, mask=inside_down, other=0.0)
-            low = tl.dot(xk, tl.trans(ak.to(xk.dtype)), low, input_precision=PRECISION)
+            lora_x = tl.dot(xk, tl.trans(ak.to(xk.dtype)), lora_x, input_precision=PRECISION)
     if R_BLOCK > 1:
-        narrow = low.to(x.dtype.element_ty)
+        narrow = lora_x.to(x.dtype.element_ty)
         grown = tl.trans(tile_up.to(x.dtype.element_ty))
         sums += tl.dot(narrow, grown, input_precision=PRECISION) * scale
     where = (split * M + rows[:, None]) * total + first + columns[None, :]
@@ -162,7 +160,7 @@ def _project(
 
 @dataclass(frozen=True)
 class Tiles:
-    """Block sizes of a projection."""
+    """Tile sizes, split-K parts, warps and pipeline stages of a projection."""
 
     bm: int
     bn: int
@@ -172,54 +170,53 @@ class Tiles:
     stages: int
 
 
-def tiles_for(
-    rows: int, outputs: int, inputs: int, dtype: torch.dtype, processors: int = PROCESSORS
-) -> Tiles:
-    """Blocks for a projection: parts enough to fill the device, none without work.
+def tiles_for(rows: int, outputs: int, inputs: int, dtype: torch.dtype, sms: int) -> Tiles:
+    """Tiles for a projection: enough blocks to fill `sms` multiprocessors, none without work.
 
-    >>> tiles_for(128, 1536, 8960, torch.bfloat16).splits > 1
-    True
+    >>> tiles_for(128, 1536, 8960, torch.bfloat16, sms=132).splits
+    11
     """
-    # The fast matrix instructions of Hopper take 64 rows of half precision or more.
+    # Hopper's warp-group matrix instructions take 64 rows of 16-bit values or more.
     bm = row_block(rows, 16 if dtype == torch.float32 else 64)
     bn, bk = (128 if rows > 128 else 64), 64
     tiles = -(-outputs // bn) * -(-rows // bm)
-    splits = max(1, min(2 * processors // tiles, inputs // (6 * bk)))
-    # Two programs of 128 rows fit a processor's shared memory with four stages.
-    stages = 4 if bm == 128 and tiles * splits > processors else 5
+    splits = max(1, min(2 * sms // tiles, inputs // (6 * bk)))
+    # With four stages, two blocks of 128 rows fit an SM's shared memory.
+    stages = 4 if bm == 128 and tiles * splits > sms else 5
     return Tiles(bm, bn, bk, splits, 8 if rows > 128 else 4, stages)
 
 
 def row_block(rows: int, least: int = 16) -> int:
-    """Rows of a block."""
+    """Rows of a tile: a power of two between `least` and 128."""
     return min(128, max(least, int(triton.next_power_of_2(rows))))
 
 
 def rank_block(rank: int) -> int:
-    """Ranks as the matrix units take them; 1 where there is no adapter."""
+    """The rank padded to what tensor cores take; 1 without an adapter."""
     return max(16, int(triton.next_power_of_2(rank))) if rank else 1
 
 
-LATER_LINES = 8
-"""Lines of 128 bytes of each row that `project` asks for."""
+PREFETCHED_LINES = 8
+"""128-byte lines of each row that `project` prefetches."""
 
 
 def project(
     x: Tensor,
     projections: Sequence[Projection],
     tiles: Tiles | None = None,
-    later: tuple[Tensor, Tensor] | None = None,
+    prefetch: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Rows `[B, K]` through one to three maps of the same input, to parts `[P, B, N0 + N1 + N2]`.
+    """Rows `[B, K]` through one to three projections, to partial sums `[P, B, N0 + N1 + N2]`.
 
-    The sum over parts, in float32 and without biases, is the result. A small projection leaves
-    memory time to bring the beginnings of two matrices `[L, W]` that are needed later.
+    Their sum over `P`, in float32 and without biases, is the result. A small projection leaves
+    memory bandwidth to prefetch the first columns of two matrices `[L, W]` that a later kernel
+    needs.
     """
     if not 1 <= len(projections) <= 3:
         raise ValueError(f"one to three projections, not {len(projections)}")
     rows, inputs = x.shape
     outputs = [projection.weight.shape[0] for projection in projections]
-    tiles = tiles or tiles_for(rows, sum(outputs), inputs, x.dtype)
+    tiles = tiles or tiles_for(rows, sum(outputs), inputs, x.dtype, sm_count(x.device))
     rank = max(projection.rank for projection in projections)
     stages = stages_that_fit(tiles, x, projections[0].weight, 1, rank_block(rank))
     share = triton.cdiv(triton.cdiv(inputs, tiles.splits), tiles.bk) * tiles.bk
@@ -244,12 +241,12 @@ def project(
         *[projection.rank for projection in three],
         *sizes,
         out,
-        *(later or (x, x)),
-        *(later or (x, x))[0].shape,
+        *(prefetch or (x, x)),
+        *(prefetch or (x, x))[0].shape,
         rows,
         inputs,
         share,
-        LATER_LINES=LATER_LINES if later else 0,
+        LINES=PREFETCHED_LINES if prefetch else 0,
         SEGMENTS=len(projections),
         R_BLOCK=rank_block(rank),
         BM=tiles.bm,
@@ -266,21 +263,25 @@ def project(
 
 
 def stand_in(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A pointer that is never read stands in for a tensor that is not there."""
+    """`other` in place of an absent tensor: a valid pointer that the kernel never reads."""
     return other if tensor is None else tensor
 
 
 def adapters(tensors: Sequence[Tensor | None], other: Tensor) -> list[Tensor]:
-    """The same, with stand-ins of the same type as the tensors that are there."""
+    """LoRA matrices, absent ones replaced by one of the same dtype, so that kernels are reused."""
     known = next((tensor for tensor in tensors if tensor is not None), other)
     return [stand_in(tensor, known) for tensor in tensors]
 
 
 def stages_that_fit(tiles: Tiles, x: Tensor, weight: Tensor, weights: int, ranks: int) -> int:
-    """As many blocks in flight as asked for, or as fit the shared memory."""
+    """Pipeline stages: those of `tiles`, or as many as fit the shared memory."""
     each = tiles.bm * x.itemsize + (weights * tiles.bn + ranks) * weight.itemsize
-    return max(1, min(tiles.stages, (shared_memory(x.device) - SPARE_MEMORY) // (each * tiles.bk)))
+    return max(
+        1,
+        min(tiles.stages, (shared_memory(x.device) - RESERVED_SHARED_MEMORY) // (each * tiles.bk)),
+    )
 
 
 def precision(x: Tensor) -> str:
+    """The `input_precision` of dot products: no TF32 for float32 inputs."""
     return "ieee" if x.dtype == torch.float32 else "tf32"

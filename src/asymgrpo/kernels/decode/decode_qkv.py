@@ -1,9 +1,10 @@
-"""Heads of new tokens: sums of a projection's parts, normed and rotated, keys and values stored.
+"""Queries, keys and values of new tokens: partial sums added up, head norms and RoPE applied.
 
-Letters: `B` rows, `P` parts, `S` slots of the pool, `Hq` query heads, `H` key heads, `D` head size.
+Letters: `B` rows, `P` partial sums, `S` slots of the KV pool, `Hq` query heads, `H` key heads, `D`
+head size.
 """
 
-# Kernels have no types that mypy could check.
+# Triton kernels carry no types for mypy to check.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
@@ -15,46 +16,46 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chaining import call_next, follow, launch
 from .decode_projection import stand_in
+from .pdl import launch, launch_dependents, wait
 
 
 @dataclass(frozen=True)
 class NewTokens:
-    """Queries, keys and values of one new token a row, as the projection leaves them."""
+    """Queries, keys and values of one new token per row, as the projection returns them."""
 
     parts: Tensor
-    """`[P, B, (Hq + 2 H) D]`, to be summed."""
+    """`[P, B, (Hq + 2 H) D]`, to be summed over `P`."""
     biases: tuple[Tensor | None, Tensor | None, Tensor | None]
     norms: tuple[Tensor | None, Tensor | None]
-    """Weights `[D]` of the norms of query and key heads."""
+    """Weights `[D]` of the RMSNorms of query and key heads."""
     epsilon: float
-    rotation: tuple[Tensor, Tensor] | None
-    """Cosines and sines by position, `[positions, D]`."""
+    rope: tuple[Tensor, Tensor] | None
+    """Cosines and sines by position, `[positions, D]`; None without rotary positions."""
     query_heads: int
 
     def arguments(self, other: Tensor) -> tuple[Tensor, ...]:
-        """What the kernels take: `parts` and all that `head_values` reads."""
-        tensors = (*self.biases, *self.norms, *(self.rotation or (None, None)))
+        """Kernel arguments: `parts` and everything else that `head_values` reads."""
+        tensors = (*self.biases, *self.norms, *(self.rope or (None, None)))
         return (self.parts, *[stand_in(tensor, other) for tensor in tensors])
 
     def options(self) -> dict[str, Any]:
-        """Constants of `head_values`."""
+        """Constexprs of `head_values`."""
         return {
             "PARTS": self.parts.shape[0],
             "BIAS": self.biases[0] is not None,
             "NORM": self.norms[0] is not None,
-            "ROTATE": self.rotation is not None,
+            "ROPE": self.rope is not None,
             "EPSILON": self.epsilon,
         }
 
 
 @triton.jit
-def angles(cos, sin, position, wide, D: tl.constexpr, ROTATE: tl.constexpr):
+def rope_at(cos, sin, position, wide, D: tl.constexpr, ROPE: tl.constexpr):
     """Cosines and signed sines `[D]` of a position."""
     cosine = wide.to(tl.float32)
     sine = cosine
-    if ROTATE:
+    if ROPE:
         cosine = tl.load(cos + position * D + wide, mask=wide < D, other=0.0).to(tl.float32)
         sine = tl.load(sin + position * D + wide, mask=wide < D, other=0.0).to(tl.float32)
         sine = tl.where(wide < D // 2, -sine, sine)
@@ -73,7 +74,7 @@ def summed(
     BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """The sum of the parts at `at`, with a bias, rounded as the module's output is."""
+    """The sum of the partial results at `at` plus a bias, rounded as the module's output is."""
     total = tl.load(parts + at, mask=mask, other=0.0)
     for part in tl.static_range(1, PARTS):
         total += tl.load(parts + part * stride + at, mask=mask, other=0.0)
@@ -93,14 +94,14 @@ def head_values(
     PARTS: tl.constexpr,
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
-    ROTATE: tl.constexpr,
+    ROPE: tl.constexpr,
     EPSILON: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Heads `[R, D]`: the numbers `heads` `[R]` of a kind whose values begin at `first`.
+    """Heads `[R, D]` number `heads` `[R]` of the queries, keys or values that begin at `first`.
 
-    A rotation pairs each value with one half a head away; both are read, since the halves of a
-    block cannot be exchanged.
+    RoPE pairs each value with the one half a head away. Both are loaded, since the halves of a
+    tensor in registers cannot be swapped.
     """
     mask = inside[:, None] & (wide < D)[None, :]
     own = heads[:, None] * D + wide[None, :]
@@ -111,7 +112,7 @@ def head_values(
         weight = tl.load(norm + wide, mask=wide < D, other=0.0).to(tl.float32)
         value = (value * scale).to(DTYPE).to(tl.float32) * weight[None, :]
         value = value.to(DTYPE).to(tl.float32)
-    if ROTATE:
+    if ROPE:
         across = tl.where(wide < D // 2, wide + D // 2, wide - D // 2)
         pair = heads[:, None] * D + across[None, :]
         other = summed(parts, first + pair, stride, bias, pair, mask, PARTS, BIAS, DTYPE)
@@ -124,7 +125,7 @@ def head_values(
 
 
 @triton.jit
-def _place(
+def _write_kv(
     parts,
     bias_q, bias_k, bias_v,
     norm_q, norm_k,
@@ -139,32 +140,32 @@ def _place(
     PARTS: tl.constexpr,
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
-    ROTATE: tl.constexpr,
+    ROPE: tl.constexpr,
     EPSILON: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     TOTAL: tl.constexpr = (HQ + 2 * H) * D
     DTYPE: tl.constexpr = query.dtype.element_ty
     wide = tl.arange(0, D_BLOCK)
-    cosine, sine = angles(cos, sin, tl.load(positions + row), wide, D, ROTATE)
+    cosine, sine = rope_at(cos, sin, tl.load(positions + row), wide, D, ROPE)
     slot = tl.load(slots + row)
-    follow(CHAINED)
-    call_next(CHAINED)
+    wait(PDL)
+    launch_dependents(PDL)
     mask = (wide < D)[None, :]
     number = tl.zeros((1,), tl.int32)
     own = parts + row * TOTAL
     if head < HQ:
         value = head_values(
             own, number + head, 0, number == 0, M * TOTAL, bias_q, norm_q, cosine, sine, wide,
-            D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
+            D, PARTS, BIAS, NORM, ROPE, EPSILON, DTYPE,
         )  # fmt: skip
         tl.store(query + (row * HQ + head) * D + wide[None, :], value, mask=mask)
     elif head < HQ + H:
         key = head - HQ
         value = head_values(
             own, number + key, HQ * D, number == 0, M * TOTAL, bias_k, norm_k, cosine, sine, wide,
-            D, PARTS, BIAS, NORM, ROTATE, EPSILON, DTYPE,
+            D, PARTS, BIAS, NORM, ROPE, EPSILON, DTYPE,
         )  # fmt: skip
         tl.store(keys + (slot * H + key) * D + wide[None, :], value, mask=mask)
     else:
@@ -176,15 +177,18 @@ def _place(
         tl.store(values + (slot * H + key) * D + wide[None, :], value, mask=mask)
 
 
-def place(new: NewTokens, positions: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Rotated queries `[B, Hq, D]`; keys and values go to the pool `[S, H, D]` at `slots` `[B]`.
+def write_kv(
+    new: NewTokens, positions: Tensor, slots: Tensor, keys: Tensor, values: Tensor
+) -> Tensor:
+    """Queries `[B, Hq, D]` with RoPE; keys and values are written to the KV pool `[S, H, D]`.
 
-    For tokens that attend to each other, as a prompt's do: all of their keys are there afterwards.
+    `slots` `[B]` says where. For tokens that attend to each other, as those of a prompt do: after
+    the call all of their keys are in the pool.
     """
     rows, heads, width = new.parts.shape[1], keys.shape[1], keys.shape[2]
     query = torch.empty(rows, new.query_heads, width, dtype=keys.dtype, device=keys.device)
     launch(
-        _place,
+        _write_kv,
         (rows, new.query_heads + 2 * heads),
         keys.device,
         *new.arguments(query),

@@ -1,10 +1,12 @@
-"""One pass over the logits: a token by seed, its log-prob, the entropy, and the bookkeeping.
+"""Samples a token from each row's logits in one pass, with its log-prob and the entropy.
 
-The same draw as `sampling.draw` without filters, with the same noise, on the device and in parts:
-a step of a captured graph ends with its rows ready for the next. Letters: `B` rows, `V` tokens.
+The same as `token_sampling.draw` without filters, with the same Gumbel noise. `advance` then
+updates the rows' state on the device, so that a captured graph can be replayed without the host.
+
+Letters: `B` rows, `V` vocabulary.
 """
 
-# Kernels have no types that mypy could check.
+# Triton kernels carry no types for mypy to check.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
@@ -15,23 +17,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .chaining import call_next, follow, launch
-from .hardware import is_nvidia
-from .sampling import LARGEST
+from ..hardware import is_nvidia
+from .pdl import launch, launch_dependents, wait
+from .token_sampling import LARGEST
 
 PARTS = 16
+"""Blocks per row, each for a share of the vocabulary."""
 FIELDS = 5
-"""Of a part: the highest logit, the mass, the entropy's sum, the best score, the best token."""
+"""Of a part: largest logit, softmax denominator, entropy's sum, best score, best token."""
 
 _FINEST = tl.constexpr(LARGEST)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The state of the rows of a batch, on the device, int64 `[B]` each."""
+    """The state of a batch's rows, on the device; int64 `[B]` each."""
 
     token: Tensor
-    """To be taken in next."""
+    """The next input."""
     position: Tensor
     """Of that token in its context."""
     seed: Tensor
@@ -40,13 +43,13 @@ class Rows:
     limit: Tensor
     alive: Tensor
     finished: Tensor
-    """1 once a stop token was drawn."""
+    """1 once a stop token was sampled."""
     place: Tensor
-    """The row of the results that this row writes."""
+    """The row of the results that this row writes to."""
     slot: Tensor
-    """Where the token's keys and values go in the pool."""
+    """The KV pool's slot for that token."""
     own_count: Tensor
-    """Of the pool's slots that are the row's own, that of the token included."""
+    """The pool slots of the row's own tokens so far, that token's included."""
 
 
 @triton.jit
@@ -58,9 +61,9 @@ def _mixed(x):
 
 @triton.jit
 def _log(x, NVIDIA: tl.constexpr):
-    """The hardware's logarithm, an eighth of the instructions; off by 2^-22 beside 1.
+    """The hardware's logarithm: an eighth of the instructions, an error of 2^-22 near 1.
 
-    Numbers below 2^-126 are zeros to it. There are none here.
+    It flushes subnormals (below 2^-126) to zero; there are none here.
     """
     if NVIDIA:
         log2 = tl.inline_asm_elementwise(
@@ -73,7 +76,7 @@ def _log(x, NVIDIA: tl.constexpr):
 
 @triton.jit
 def _exp(x, NVIDIA: tl.constexpr):
-    """The hardware's exponential; results below 2^-126 are zeros."""
+    """The hardware's exponential; results below 2^-126 are flushed to zero."""
     if NVIDIA:
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;",
@@ -89,7 +92,7 @@ def _exp(x, NVIDIA: tl.constexpr):
 
 @triton.jit
 def _to_float(bits, NVIDIA: tl.constexpr):
-    """Of 32 bits, by their own conversion: compilers prefer the slow one of 64 they came from."""
+    """Converts 32 bits; the compiler would use the slow conversion of the 64 they came from."""
     if NVIDIA:
         return tl.inline_asm_elementwise(
             "cvt.rn.f32.u32 $0, $1;", "=f,r", [bits], dtype=tl.float32, is_pure=True, pack=1
@@ -100,14 +103,14 @@ def _to_float(bits, NVIDIA: tl.constexpr):
 
 @triton.jit
 def _exponential(uniform, NVIDIA: tl.constexpr):
-    """-log(1 - uniform), by its series where the difference would lose the digits."""
+    """-log(1 - uniform), by its series where the subtraction would cancel."""
     series = 0.25 + uniform * (0.2 + uniform * (1.0 / 6 + uniform * (1.0 / 7)))
     series = uniform * (1 + uniform * (0.5 + uniform * (1.0 / 3 + uniform * series)))
     return tl.where(uniform < 0.06, series, -_log(1 - uniform, NVIDIA))
 
 
 @triton.jit
-def _parts(
+def _sample_partials(
     logits,
     seeds,
     counts,
@@ -122,15 +125,15 @@ def _parts(
     BLOCK: tl.constexpr,
     EACH: tl.constexpr,
     NVIDIA: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    follow(CHAINED)
+    wait(PDL)
     row, part = tl.program_id(0), tl.program_id(1)
     golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
     seed = tl.load(seeds + row).to(tl.uint64, bitcast=True)
     step = tl.load(counts + row).to(tl.uint64, bitcast=True)
     key = _mixed(_mixed(seed + golden) + step * golden)
-    # A thread's tokens of a block share one top, so that what it has moves once a block.
+    # The tokens of a thread share one running maximum, so sums are rescaled once per block.
     LANES: tl.constexpr = BLOCK // EACH
     lane, within = tl.arange(0, LANES), tl.arange(0, EACH)
     steps = within.to(tl.uint64) * golden
@@ -147,19 +150,19 @@ def _parts(
         x = tl.load(at, mask=token < end, other=-float("inf")).to(tl.float32)
         if not UNIT:
             x = x / temperature
-        # Below any top: tokens past the end and forbidden ones weigh nothing.
+        # Below any maximum: tokens past the end and masked ones get no weight.
         x = tl.maximum(x, -2e30)
         higher = tl.maximum(top, tl.max(x, 1))
         decay = _exp(top - higher, NVIDIA)
         rise = x - higher[:, None]
         weight = _exp(rise, NVIDIA)
-        # The sum of (x - top) exp(x - top), moved along when the top moves.
+        # The sum of (x - top) exp(x - top), rescaled when the maximum changes.
         spread = decay * (spread + (top - higher) * mass) + tl.sum(rise * weight, 1)
         mass = mass * decay + tl.sum(weight, 1)
         top = higher
         score = x
         if not GREEDY:
-            # key + (token + 1) * golden, with one product a lane.
+            # key + (token + 1) * golden, with one multiplication per thread.
             base = key + (start + lane * EACH + 1).to(tl.uint64) * golden
             bits = (_mixed(base[:, None] + steps[None, :]) >> 32).to(tl.uint32)
             uniform = (_to_float(bits, NVIDIA) + 0.5) * 2.3283064365386963e-10
@@ -168,7 +171,7 @@ def _parts(
         better = score > best
         best = tl.where(better, score, best)
         chosen = tl.where(better, token, chosen)
-    call_next(CHAINED)
+    launch_dependents(PDL)
     highest = tl.max(top, 0)
     decay = tl.exp(top - highest)
     spread = tl.sum(decay * (spread + (top - highest) * mass), 0)
@@ -185,7 +188,7 @@ def _parts(
 
 
 @triton.jit
-def _chosen(
+def _sample_reduce(
     logits,
     parts,
     tokens,
@@ -195,10 +198,10 @@ def _chosen(
     temperature,
     N_PARTS: tl.constexpr,
     N_FIELDS: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    follow(CHAINED)
-    call_next(CHAINED)
+    wait(PDL)
+    launch_dependents(PDL)
     row = tl.program_id(0)
     at = parts + (row * N_PARTS + tl.arange(0, N_PARTS)) * N_FIELDS
     top = tl.load(at)
@@ -217,10 +220,10 @@ def _chosen(
     tl.store(entropies + row, log_mass - spread / mass)
 
 
-def draw_plain(
+def draw_unfiltered(
     logits: Tensor, seeds: Tensor, counts: Tensor, temperature: float, greedy: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits `[B, V]` to tokens, log-probs and entropies `[B]`, as `sampling.draw` gives them."""
+    """Logits `[B, V]` to tokens, log-probs and entropies `[B]`, as `token_sampling.draw`."""
     rows, vocab = logits.shape
     temperature = 1.0 if greedy else temperature
     parts = torch.empty(rows, PARTS, FIELDS, dtype=torch.float32, device=logits.device)
@@ -229,7 +232,7 @@ def draw_plain(
     block = min(1024, triton.next_power_of_2(triton.cdiv(vocab, PARTS)))
     share = triton.cdiv(triton.cdiv(vocab, PARTS), block) * block
     launch(
-        _parts,
+        _sample_partials,
         (rows, PARTS),
         logits.device,
         logits,
@@ -249,7 +252,7 @@ def draw_plain(
         num_warps=4,
     )
     launch(
-        _chosen,
+        _sample_reduce,
         (rows,),
         logits.device,
         logits,
@@ -276,31 +279,31 @@ def _advance(
     width,
     N_STOPS: tl.constexpr,
     BLOCK: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    follow(CHAINED)
-    call_next(CHAINED)
+    wait(PDL)
+    launch_dependents(PDL)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
-    living = (tl.load(alive + row, mask=inside, other=0) != 0) & inside
+    active = (tl.load(alive + row, mask=inside, other=0) != 0) & inside
     drawn = tl.load(tokens + row, mask=inside, other=0)
     done = tl.load(count + row, mask=inside, other=0)
     at = tl.load(place + row, mask=inside, other=0) * width + done
-    tl.store(out_tokens + at, drawn.to(tl.int32), mask=living)
-    tl.store(out_logps + at, tl.load(logps + row, mask=inside, other=0.0), mask=living)
-    tl.store(out_entropies + at, tl.load(entropies + row, mask=inside, other=0.0), mask=living)
+    tl.store(out_tokens + at, drawn.to(tl.int32), mask=active)
+    tl.store(out_logps + at, tl.load(logps + row, mask=inside, other=0.0), mask=active)
+    tl.store(out_entropies + at, tl.load(entropies + row, mask=inside, other=0.0), mask=active)
     stopped = row < 0
     for index in tl.static_range(N_STOPS):
         stopped = stopped | (drawn == tl.load(stops + index))
     done = done + 1
     most = tl.load(limit + row, mask=inside, other=0)
-    going = living & (~stopped) & (done < most)
-    tl.store(count + row, done, mask=living)
-    tl.store(finished + row, stopped.to(tl.int64), mask=living)
+    going = active & (~stopped) & (done < most)
+    tl.store(count + row, done, mask=active)
+    tl.store(finished + row, stopped.to(tl.int64), mask=active)
     tl.store(alive + row, going.to(tl.int64), mask=inside)
     tl.store(token + row, drawn, mask=going)
-    # A row that has ended stays where it is, and attends to no more than its prompt: whatever it
-    # goes on writing to its own slots is read by nobody else.
+    # A finished row keeps its slot until compaction and attends to its prompt alone. What it still
+    # writes to its own slots is read by no other row.
     tl.store(position + row, tl.load(position + row, mask=going, other=0) + 1, mask=going)
     tl.store(slot + row, tl.load(slot + row, mask=going, other=0) + 1, mask=going)
     tl.store(own_count + row, tl.load(own_count + row, mask=going, other=0) + 1, mask=inside)
@@ -312,7 +315,7 @@ def advance(
     results: tuple[Tensor, Tensor, Tensor],
     stops: Tensor,
 ) -> None:
-    """Writes the drawn tokens, log-probs and entropies `[B]` to the results, and moves the rows on.
+    """Writes sampled tokens, log-probs and entropies `[B]` to the results, and advances the rows.
 
     `results` are `[places, steps]` each; `stops` holds the stop tokens.
     """

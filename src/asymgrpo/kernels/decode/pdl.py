@@ -1,14 +1,14 @@
-"""Kernels that follow each other closely: the next one is there before this one has ended.
+"""Programmatic dependent launch (PDL): the next kernel starts while the previous one finishes.
 
-A step of decoding is some hundred kernels of a few microseconds, and between two of them the device
-idles. From Hopper on a kernel may be launched before the one ahead of it has ended (programmatic
-dependent launch). It then sets itself up and waits in `follow` until all memory that the kernels
-ahead wrote is there. Every kernel of a chain must call `follow` before it reads or writes what
-another one of the chain does. What was there before the chain, weights, positions, contexts and the
-keys of earlier tokens, it reads or asks for ahead of that.
+A decoding step is about a hundred kernels of a few microseconds each, and the GPU would idle
+between them. From Hopper on, a kernel may be launched before its predecessor has ended. It sets
+itself up, then blocks in `wait` until all memory written by earlier kernels is visible. Every
+kernel launched with `launch` must call `wait` before it touches memory that another kernel of the
+step writes. Anything older (weights, positions, contexts, keys of earlier tokens) may be read or
+prefetched before `wait`.
 """
 
-# Kernels have no types that mypy could check.
+# Triton kernels carry no types for mypy to check.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ import torch
 import triton
 import triton.language as tl
 
-from .hardware import is_hopper
+from ..hardware import is_hopper
 
 
 @triton.jit
-def follow(CHAINED: tl.constexpr):
-    """Waits for the kernel ahead."""
-    if CHAINED:
+def wait(PDL: tl.constexpr):
+    """Blocks until the previous kernel has completed and its writes are visible."""
+    if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def call_next(CHAINED: tl.constexpr):
-    """Lets the next kernel set itself up, once all programs of this one are here.
+def launch_dependents(PDL: tl.constexpr):
+    """Lets the next kernel launch once every block of this one has called it.
 
-    At once where the next one is small. Else best when most of the work is done: programs that wait
-    take room on their processors, and those that come first would crowd where there is room.
+    Call it at once if the next kernel is small. Otherwise call it near the end of the work: blocks
+    that wait occupy their SMs, and the first to arrive would crowd onto the SMs that have room.
     """
-    if CHAINED:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
-def ask_for(pointers, CHAINED: tl.constexpr):
-    """Has lines of 128 bytes brought to the second-level cache, one for each pointer or address.
+def prefetch_l2(pointers, PDL: tl.constexpr):
+    """Prefetches one 128-byte line per pointer (or address) into L2.
 
-    Many at once delay those that are needed first.
+    Too many prefetches at once delay the loads that are needed first.
     """
-    if CHAINED:
+    if PDL:
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
             "=r,l",
@@ -62,24 +62,24 @@ def ask_for(pointers, CHAINED: tl.constexpr):
 def launch(
     kernel: Any, grid: tuple[int, ...], device: torch.device, *arguments: Any, **options: Any
 ) -> None:
-    """Launches a kernel that calls `follow` and has a constant `CHAINED`."""
+    """Launches a kernel that calls `wait` and takes a constexpr `PDL`."""
     if not is_hopper(device):
-        kernel[grid](*arguments, **options, CHAINED=False)
+        kernel[grid](*arguments, **options, PDL=False)
         return
-    compiled = kernel[grid](*arguments, **options, CHAINED=True, launch_pdl=True)
+    compiled = kernel[grid](*arguments, **options, PDL=True, launch_pdl=True)
     _prefer_shared_memory(compiled.function)
 
 
 @functools.cache
 def _prefer_shared_memory(function: int) -> None:
-    """Has a kernel run with as much shared memory as a processor can give.
+    """Sets a kernel's carve-out to the largest share of shared memory.
 
-    A processor divides its memory between cache and shared memory, by default as each kernel needs
-    it, and must be idle to divide it anew: the kernels of a chain could not overlap.
+    An SM divides its memory between L1 cache and shared memory, by default as each kernel asks, and
+    must be idle to change the division. With different carve-outs, kernels could not overlap.
     """
     if sys.platform == "linux":
         preferred_carveout, percent = 9, 100
-        # A preference, not a demand: whatever the driver answers, the kernel runs.
+        # A hint only: the kernel runs whatever the driver answers.
         ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(
             ctypes.c_void_p(function), preferred_carveout, percent
         )

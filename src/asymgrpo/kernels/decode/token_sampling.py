@@ -1,7 +1,7 @@
-"""Drawing tokens from logits: filters, counter-based noise, log-prob and entropy in one go.
+"""Sampling tokens from logits: filters, counter-based Gumbel noise, log-prob and entropy.
 
 Shapes: `B` rows, `V` vocabulary. A token's noise is a pure function of (seed, position, token), so
-a rollout's tokens do not depend on the batch that it is in, nor on the device.
+a rollout's tokens depend neither on its batch nor on the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Filters:
 
     @property
     def unfiltered(self) -> bool:
-        """Whether tokens come from the plain softmax of the scaled logits."""
+        """Whether tokens are sampled from the plain softmax of the scaled logits."""
         return (
             self.top_p >= 1 and self.top_k == 0 and self.min_p <= 0 and self.repetition_penalty == 1
         )
@@ -40,19 +40,19 @@ LARGEST = 1 - 2.0**-24
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """A logical right shift; that of int64 tensors copies the sign."""
+    """A logical right shift; `>>` on int64 tensors is arithmetic."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Mixes bits of int64 numbers in place: fresh memory would cost more than the arithmetic."""
+    """SplitMix64's finaliser in place: allocating would cost more than the arithmetic."""
     x.bitwise_xor_(_shifted(x, 30)).mul_(_FIRST)
     x.bitwise_xor_(_shifted(x, 27)).mul_(_SECOND)
     return x.bitwise_xor_(_shifted(x, 31))
 
 
 def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Seeds `[B]` and completion positions `[B]`, int64, to the start of each row's noise, `[B]`.
+    """Seeds `[B]` and completion positions `[B]`, int64, to the key of each row's noise, `[B]`.
 
     >>> keys = noise_keys(torch.tensor([7, 7]), torch.tensor([0, 1]))
     >>> bool(keys[0] != keys[1])
@@ -71,7 +71,7 @@ def gumbel_noise(keys: Tensor, vocab: int) -> Tensor:
     tokens = torch.arange(1, vocab + 1, device=keys.device)
     bits = _shifted(_mix(keys[:, None] + tokens * GOLDEN), 32)
     uniform = bits.float().add_(0.5).mul_(2.0**-32).clamp_(max=LARGEST)
-    # -log(1 - u) keeps its precision where it is small, which is where unlikely tokens win:
+    # Small values of -log(1 - u) decide when unlikely tokens win, and 1 - u would cancel there:
     # u + u^2 / 2 + u^3 / 3 + u^4 / 4.
     series = (uniform * 0.25).add_(1 / 3).mul_(uniform).add_(0.5).mul_(uniform)
     series.add_(1).mul_(uniform)
@@ -80,12 +80,12 @@ def gumbel_noise(keys: Tensor, vocab: int) -> Tensor:
 
 
 def penalised(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Logits `[B, V]` with those of the tokens in `seen` `[B, V]` less likely (Keskar 2019)."""
+    """Logits `[B, V]` with the repetition penalty on tokens in `seen` `[B, V]` (Keskar 2019)."""
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def kept_logits(scaled: Tensor, filters: Filters) -> Tensor:
-    """Scaled logits `[B, V]` with `-inf` on the tokens that top-k, top-p and min-p take out.
+    """Scaled logits `[B, V]` with `-inf` on tokens removed by top-k, top-p and min-p.
 
     >>> kept_logits(torch.tensor([[3.0, 2.0, 1.0]]), Filters(top_k=2))
     tensor([[3., 2., -inf]])
@@ -111,7 +111,7 @@ def draw(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Logits `[B, V]` to tokens, log-probs and entropies, each `[B]`.
 
-    The log-prob is that of the distribution drawn from; greedy decoding reports the softmax at
+    The log-prob is under the distribution sampled from; greedy decoding reports the softmax at
     temperature 1. The entropy, in nats, is that of the temperature-scaled logits before filters.
 
     >>> tokens, logps, entropies = draw(

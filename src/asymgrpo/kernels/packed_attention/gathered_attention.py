@@ -1,13 +1,15 @@
-"""Packed attention without flex attention: queries and keys copied into one padded row a segment.
+"""Packed attention without flex attention: queries and keys copied to one padded row per segment.
 
-Prompts and rollouts are separate batches, so that neither pads the other. Two forms agree:
+Prompts and rollouts are separate batches, so that neither pads the other. Two implementations
+agree:
 
-- short rows, in float32 or wider: plain products over batches of rows of about equal length, each
-  small enough that its scores stay in a CPU's cache. Query heads that share keys are one product;
-- everything else: torch's scaled-dot-product attention, which never holds a row's scores, or the
-  definition where the scores are capped.
+- short rows, in float32 or wider: plain matrix products over batches of rows of similar length,
+  each batch small enough that its scores stay in a CPU's cache. Query heads that share a key head
+  are one product;
+- everything else: torch's scaled-dot-product attention, which does not materialise the scores, or
+  the definition where scores are soft-capped.
 
-N packed tokens, S segments of a batch, Q queries and C keys a row, H heads, K key heads, D head
+N packed tokens, S segments of a batch, Q queries and C keys per row, H heads, K key heads, D head
 size.
 """
 
@@ -22,16 +24,16 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from asymgrpo.kernels.packed_attention import Segments
+    from .segment_attention import Segments
 
 Array = np.ndarray[Any, Any]
 
 SHORT = 256
-"""Rows with more keys than this are faster in torch's attention."""
+"""Rows with more keys than this are faster with torch's attention."""
 _MOST_SCORES = 2**16
-"""Scores a head in a batch of short rows."""
+"""Scores per head in a batch of short rows, at most."""
 _WORTH_A_BATCH = 10_000
-"""Scores a head that cost as much as the calls of one more batch."""
+"""Scores per head that cost as much as the overhead of one more batch."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,17 @@ class _Rows:
 
     queries: Tensor  # [S, Q]
     keys: Tensor  # [S, C]
-    seen: Tensor  # [S, 1, Q, C], true where a query sees a key
-    kept: Tensor  # [S, Q], false where a query is padding
+    seen: Tensor  # [S, 1, Q, C], True where a query sees a key
+    kept: Tensor  # [S, Q], False where a query is padding
 
 
 @dataclass(frozen=True)
 class _HeadRows:
-    """The same by head: tokens and heads are one index, as in `[N, H, D]` seen as `[N * H, D]`."""
+    """The same per head: tokens and heads share one index, as in `[N * H, D]`."""
 
     queries: Tensor  # [S * H * Q]
     keys: Tensor  # [S * K * C]
-    bias: Tensor  # [S, 1, Q, C], what is added to the scores
+    bias: Tensor  # [S, 1, Q, C], added to the scores
     padding: Tensor  # [S, 1, Q, 1]
 
     def __post_init__(self) -> None:
@@ -61,7 +63,7 @@ class _HeadRows:
 
 @dataclass(frozen=True)
 class GatheredPlan:
-    """Batches of rows, and where each token's result stands among theirs."""
+    """Batches of rows, and where each token's result is among theirs."""
 
     batches: list[_Rows]
     short: bool
@@ -73,7 +75,7 @@ class GatheredPlan:
     def by_head(
         self, heads: int, key_heads: int, dtype: torch.dtype
     ) -> tuple[list[_HeadRows], Tensor]:
-        """The batches for these heads and the order `[N * H]` of their results; made once."""
+        """The batches for these heads and the order `[N * H]` of their results; cached."""
         wanted = (heads, key_heads, dtype)
         if wanted not in self._by_head:
             order = self.order.new_empty(len(self.order), heads)
@@ -110,7 +112,7 @@ def gathered_attention(
     scaling: float | None,
     softcap: float | None,
 ) -> Tensor:
-    """Attend `query` [1, H, N, D] to `key` and `value` [1, K, N, D]; [1, N, H, D] comes back."""
+    """Attends `query` [1, H, N, D] to `key` and `value` [1, K, N, D]; returns [1, N, H, D]."""
     wide = query.dtype in (torch.float32, torch.float64)
     lowered = torch.is_autocast_enabled(query.device.type) or torch.compiler.is_compiling()
     if plan.short and wide and softcap is None and not lowered:
@@ -141,7 +143,7 @@ def gathered_attention(
 
 
 def _by_token(states: Tensor) -> Tensor:
-    """[1, H, N, D] as [N, H, D], which is how a model's projections lay it out."""
+    """[1, H, N, D] as [N, H, D], the memory layout of a model's projections."""
     return states[0].transpose(0, 1)
 
 
@@ -162,10 +164,11 @@ def _capped_attention(
 
 
 class _ShortRows(torch.autograd.Function):
-    """Softmax attention over short rows, with the weights kept for the backward pass.
+    """Softmax attention over short rows; the weights are saved for the backward pass.
 
-    Written out because autograd would copy and zero several times what is computed: a query's
-    result and its gradient have one place each, so both are gathers, and only keys are added up.
+    Written by hand because autograd would spend more on copies and zero-fills than on arithmetic: a
+    query's result and gradient have one place each, so both are gathers, and only the gradients of
+    keys and values are accumulated.
     """
 
     @staticmethod
@@ -235,7 +238,7 @@ class _ShortRows(torch.autograd.Function):
 
 
 def gathered_plan(segments: Segments, device: torch.device, window: int | None) -> GatheredPlan:
-    """Padded rows of the prompts and of the rollouts, and where each token's result stands."""
+    """Padded rows of the prompts and of the rollouts, and where each token's result is."""
     lengths = segments.end - segments.start
     context = lengths + segments.prompt_end - segments.prompt_start
     is_prompt = segments.prompt_end == segments.prompt_start
@@ -256,7 +259,7 @@ def gathered_plan(segments: Segments, device: torch.device, window: int | None) 
 
 
 def _batched(rows: Array, lengths: Array, context: Array) -> list[Array]:
-    """Segments of similar size together, as few scores as may be for the number of batches."""
+    """Groups segments of similar size, trading padded scores against the number of batches."""
     rows = rows[np.argsort(-lengths[rows] * context[rows], kind="stable")]
     scores = lengths[rows] * context[rows]
     # Split in two where that leaves the fewest scores, padding included.
@@ -279,7 +282,7 @@ def _padded(
     prompt_length = segments.prompt_end[rows, None] - prompt_start
     own = np.arange((end - start).max())
     shared = np.arange(prompt_length.max())
-    # A padded entry points at some token; no result that is kept sees it.
+    # A padded entry points at some token; no result that is kept attends to it.
     queries = np.minimum(start + own, end - 1)
     keys = np.concatenate(
         [np.where(shared < prompt_length, prompt_start + shared, start), queries], axis=1

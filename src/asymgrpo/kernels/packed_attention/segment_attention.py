@@ -1,15 +1,15 @@
 """Attention over packed rollouts: each token sees its prompt and its own rollout, nothing else.
 
-A packed sequence is a run of segments. A segment is a prompt, or a rollout that shares one; its
-tokens see, causally, the segment itself and the whole of its prompt. Two forms agree:
+A packed sequence consists of segments. A segment is a prompt, or a rollout that shares one; its
+tokens attend causally to the segment itself and to the whole prompt. Two implementations agree:
 
-- flex attention with a block mask, where it is compiled (a GPU);
-- gathered attention elsewhere (`gathered_attention.py`): queries and keys are copied into one
-  padded row a segment, and only there.
+- flex attention with a block mask, compiled, on a GPU;
+- gathered attention elsewhere (`gathered_attention.py`), which copies queries and keys into one
+  padded row per segment.
 
-`NAME` is registered with transformers' attention interface; the layers of a model whose
-configuration names it call `packed_attention`, with the plan handed through the model's forward
-as the keyword `packed`.
+`NAME` is registered with transformers' attention interface. The layers of a model whose
+configuration names it call `packed_attention`; the plan is passed through the model's forward as
+the keyword argument `packed`.
 
 N packed tokens, S segments, H heads, K key heads, D head size.
 """
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from asymgrpo.kernels.gathered_attention import gathered_attention, gathered_plan
+from .gathered_attention import gathered_attention, gathered_plan
 
 NAME = "asymgrpo_packed"
 BLOCK = 128
@@ -35,10 +35,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Segments:
-    """Where the segments of a packed sequence lie; every array is int64 and on the host.
+    """The bounds of a packed sequence's segments; every array is int64 and on the host.
 
-    Segment s holds the tokens [start, end) and sees the prompt [prompt_start, prompt_end). A
-    prompt's own segment has an empty prompt. Segments cover the sequence without gaps.
+    Segment s holds the tokens [start, end) and sees the prompt [prompt_start, prompt_end), which is
+    empty for a prompt's own segment. Segments cover the sequence without gaps.
     """
 
     positions: Array  # [N]
@@ -54,7 +54,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class PackedPlan:
-    """What a packed sequence's attention needs, for one device; masks are made once a window."""
+    """A packed sequence's attention masks on one device, one per sliding window."""
 
     segments: Segments
     device: torch.device
@@ -62,14 +62,14 @@ class PackedPlan:
     _masks: dict[int | None, Any] = field(default_factory=dict)
 
     def prepare(self, windows: set[int | None]) -> PackedPlan:
-        """Make the masks of these sliding windows; None is full attention."""
+        """Builds the masks of these sliding windows; None is full attention."""
         for window in windows:
             make = _block_mask if self.flex else gathered_plan
             self._masks[window] = make(self.segments, self.device, window)
         return self
 
     def mask(self, window: int | None) -> Any:
-        """The mask of a sliding window that `prepare` was told of."""
+        """The mask of a sliding window given to `prepare`."""
         return self._masks[window]
 
 
@@ -87,7 +87,7 @@ def packed_attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend `query` [1, H, N, D] to `key` and `value` [1, K, N, D]; [1, N, H, D] comes back."""
+    """Attends `query` [1, H, N, D] to `key` and `value` [1, K, N, D]; returns [1, N, H, D]."""
     mask = packed.mask(sliding_window)
     if packed.flex:
         attended = _flex(query, key, value, mask, scaling, softcap)
@@ -111,10 +111,10 @@ def _flex(
         assert softcap is not None
         return softcap * torch.tanh(score / softcap)
 
-    # Inside a compiled layer flex attention is compiled with it.
+    # Inside a compiled layer, flex attention is compiled with the layer.
     attend = flex_attention if torch.compiler.is_compiling() or not query.is_cuda else _compiled()
-    # A prompt's keys gather gradients from its whole group in one program a key head. Keys copied
-    # to every query head make several times as many programs of as much less work each.
+    # In the backward pass, one block per key head accumulates a prompt's key gradients over its
+    # whole group. Repeating keys per query head spreads that over several times as many blocks.
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
@@ -136,10 +136,10 @@ def _compiled() -> Any:
 
 
 def _block_mask(segments: Segments, device: torch.device, window: int | None) -> BlockMask:
-    """The mask by tokens, and by blocks of `BLOCK` which of them it touches and which it fills.
+    """The mask of token pairs, and the lists of partly and fully visible blocks of `BLOCK` tokens.
 
-    The blocks come from the segments' bounds: evaluating the mask at every pair of tokens would
-    cost more than the attention.
+    The lists are computed from the segments' bounds: evaluating the mask at every pair of tokens
+    would cost more than the attention.
     """
     lengths = segments.end - segments.start
     bounds = torch.from_numpy(
@@ -170,7 +170,7 @@ def _block_mask(segments: Segments, device: torch.device, window: int | None) ->
 
 
 def _blocks(segments: Segments, window: int | None) -> tuple[Array, Array]:
-    """Blocks of [queries, keys] with some pair seen, and blocks with every pair seen."""
+    """Blocks of [queries, keys] with any visible pair, and blocks with all pairs visible."""
     count = -(-segments.tokens // BLOCK)
     touched, filled = np.zeros((count, count), bool), np.zeros((count, count), bool)
     for start, end, prompt_start, prompt_end in zip(
@@ -188,8 +188,8 @@ def _blocks(segments: Segments, window: int | None) -> tuple[Array, Array]:
     touched &= below
     filled &= below & ~np.eye(count, dtype=bool)
     if window is not None:
-        # A block goes when even its nearest pair is too far apart. Filled ones are left to the
-        # mask by tokens.
+        # A block is dropped if even its nearest pair is too far apart. Filled blocks are left to
+        # the mask of token pairs.
         first_of_block = np.arange(0, segments.tokens, BLOCK)
         lowest = np.minimum.reduceat(segments.positions, first_of_block)
         highest = np.maximum.reduceat(segments.positions, first_of_block)
@@ -199,7 +199,7 @@ def _blocks(segments: Segments, window: int | None) -> tuple[Array, Array]:
 
 
 def _block_lists(blocks: Array, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Per row of blocks how many are set, and their indices first."""
+    """For each row of blocks, how many are set, and the column indices with those first."""
     counts = blocks.sum(1).astype(np.int32)
     indices = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
     return (

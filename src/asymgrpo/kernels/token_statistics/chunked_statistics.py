@@ -4,14 +4,14 @@ With logits y = hidden @ weight.T + bias, scaled, soft-capped and divided by the
 z, the log-prob is z_t - log Z and the entropy log Z - E_p[z]. Tiles of [tokens, vocabulary] are
 folded into running sums, so memory does not grow with the vocabulary.
 
-Both outputs are scalars of a token, so d logp / d hidden is one vector a token:
+Both outputs are scalars per token, so d logp / d hidden is one vector per token:
 
     (1 - p_t) z'_t W_t - sum over j != t of p_j z'_j W_j,
 
-which the forward pass accumulates beside the sums while the tile is there. The backward pass then
-scales a vector: four multiplications of N V D instead of the six that recomputing the logits takes.
-The target stays out of the sum because 1 - p_t would drown in its rounding. A trainable
-output embedding, or a gradient through the entropies, takes the recomputing pass.
+which the forward pass accumulates along with the sums while it has the tile. The backward pass then
+only scales that vector: 4 N V D multiplications in all, instead of 6 N V D with recomputed logits.
+The target is left out of the sum because rounding would swamp 1 - p_t. A trainable output
+embedding, or a gradient through the entropies, uses the pass that recomputes the logits.
 
 N tokens, D hidden size, V vocabulary.
 """
@@ -24,15 +24,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from asymgrpo.kernels import token_statistics_tiles as tiles
+from . import logit_tiles as tiles
 
-# Tokens and words of a tile. On a GPU one tile then stays in the last-level cache between
-# the matrix product that writes it and the passes that read it.
+# Tokens and vocabulary entries per tile: on a GPU, a tile stays in L2 between the matrix product
+# that writes it and the passes that read it.
 TILE = (2048, 8192)
 
 
 class Head(NamedTuple):
-    """The output embedding and what stands between its product and the softmax."""
+    """The output embedding, and what is applied to its logits before the softmax."""
 
     weight: Tensor  # [V, D]
     bias: Tensor | None  # [V]
@@ -63,8 +63,8 @@ def token_statistics(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies, each [N] in float32, of `targets` [N] given `hidden` [N, D].
 
-    `weight` is [V, D], `bias` [V] or None. Never more than a tile of `chunk` = (tokens, words)
-    logits is held. Gradients reach `hidden`, and `weight` and `bias` where they are trainable.
+    `weight` is [V, D], `bias` [V] or None. At most one tile of `chunk` = (tokens, words) logits is
+    held at a time. Gradients reach `hidden`, and `weight` and `bias` where they are trainable.
 
     >>> hidden, weight = torch.zeros(3, 4), torch.zeros(8, 4)
     >>> logps, entropies = token_statistics(hidden, weight, None, torch.tensor([0, 5, 7]))
@@ -198,7 +198,7 @@ def _fold_rows(
     words_a_tile: int,
     want_direction: bool,
 ) -> tuple[_Running, Tensor | None]:
-    """Running sums of `hidden` [n, D] over the vocabulary; the direction's sum over j != t."""
+    """Running sums of `hidden` [n, D] over the vocabulary; and the direction's sum over j != t."""
     accumulate = torch.promote_types(dtype, torch.float32)
     state = _Running(*torch.zeros(4, len(hidden), dtype=accumulate, device=hidden.device))
     state.maximum.fill_(-1e30)
@@ -221,7 +221,7 @@ def _finish_direction(
     found: Tensor, state: _Running, logps: Tensor, targets: Tensor, head: Head
 ) -> Tensor:
     rows = head.weight[targets].to(found.dtype)
-    # 1 - p_t by expm1, which keeps its digits where p_t is near one.
+    # 1 - p_t by expm1, which is accurate where p_t is near one.
     own = -torch.expm1(logps) * tiles.slope(state.target * head.temperature, head)
     outer = head.logit_scale / head.temperature
     return outer * (own.unsqueeze(1) * rows - found / state.total.unsqueeze(1))

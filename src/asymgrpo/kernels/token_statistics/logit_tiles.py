@@ -1,7 +1,7 @@
 """One [tokens, words] tile of logits: its product, its fold into running sums, its gradient.
 
-Torch operations stand for the definition; on a GPU the fold and the gradient are Triton kernels
-that read a tile once or twice instead of a dozen times.
+The torch operations are the definition. On a GPU, the fold and the gradient are Triton kernels,
+which read a tile once or twice instead of a dozen times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 _HAS_TRITON = find_spec("triton") is not None
 
 if TYPE_CHECKING:
-    from asymgrpo.kernels.token_statistics import Head, _Running
+    from .chunked_statistics import Head, _Running
 
 
 def logits(inputs: Tensor, columns: Tensor, bias: Tensor | None, words: slice) -> Tensor:
@@ -35,13 +35,13 @@ def fold(
     dtype: torch.dtype | None,
     found: Tensor | None,
 ) -> Tensor | None:
-    """Fold a tile of the words from `first_word` on into `state`, in place; the tile is used up.
+    """Folds a tile of the words from `first_word` on into `state`; overwrites both in place.
 
-    Where `dtype` and `found` are given, return exp(z - maximum) z' in that dtype, with zeros at the
-    targets, and bring `found` [n, D] to the new maximum.
+    With `dtype` and `found`, returns exp(z - maximum) z' in that dtype, with zeros at the targets,
+    and rescales `found` [n, D] to the new maximum.
     """
     if _on_triton(tile):
-        from asymgrpo.kernels.token_statistics_triton import fold_tile
+        from .triton_tiles import fold_tile
 
         return fold_tile(tile, targets, first_word, state, head, dtype, found)
     z = _transform(tile, head)
@@ -79,9 +79,9 @@ def gradient(
     head: Head,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Gradient with respect to the raw logits of a tile, in `dtype`; the tile is used up."""
+    """Gradient with respect to the raw logits of a tile, in `dtype`; overwrites the tile."""
     if _on_triton(tile):
-        from asymgrpo.kernels.token_statistics_triton import gradient_tile
+        from .triton_tiles import gradient_tile
 
         return gradient_tile(
             tile,
@@ -117,14 +117,14 @@ def gradient(
 
 
 def slope(capped: Tensor, head: Head) -> Tensor:
-    """Derivative of the soft-cap where its value is `capped`: 1 - (capped / cap)^2."""
+    """Derivative of the soft-cap at the point where its value is `capped`: 1 - (capped / cap)^2."""
     if head.soft_cap is None:
         return torch.ones_like(capped)
     return 1 - (capped / head.soft_cap) ** 2
 
 
 def add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to `sums`, without rounding the product to the operands' dtype."""
+    """Adds left @ right to `sums`, without rounding the product to the operands' dtype."""
     if sums.dtype == left.dtype:
         sums.addmm_(left, right)
     elif left.is_cuda:
@@ -143,7 +143,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _transform(tile: Tensor, head: Head) -> Tensor:
-    """Raw logits to what the softmax takes, in place where nothing bends them."""
+    """Raw logits to the softmax's input, in place where there is no soft-cap."""
     if head.soft_cap is not None:
         capped = head.soft_cap * torch.tanh(tile * (head.logit_scale / head.soft_cap))
         return capped / head.temperature

@@ -1,4 +1,4 @@
-"""Triton kernels for a tile of logits; `token_statistics_tiles` holds their definitions."""
+"""Triton kernels for a tile of logits; `logit_tiles` has their definitions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from asymgrpo.kernels.token_statistics import Head, _Running
+    from .chunked_statistics import Head, _Running
 
 _BLOCK = 2048
 
@@ -45,7 +45,7 @@ def _fold_kernel(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     DEPTH_BLOCK: tl.constexpr,
 ):
-    # One program a token, its whole row of the tile in registers.
+    # One block per token, with its whole row of the tile in registers.
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -75,7 +75,7 @@ def _fold_kernel(  # type: ignore[no-untyped-def]
             factor *= 1 - (capped / cap) * (capped / cap)
         factor = factor.to(factors_ptr.dtype.element_ty)
         tl.store(factors_ptr + row * width + columns, factor, mask=inside)
-        # The maximum rarely moves after the first tiles; then nothing is to be rescaled.
+        # The maximum rarely changes after the first tiles; then there is nothing to rescale.
         if (rescale != 1.0) & (first_word > 0):
             for start in range(0, depth, DEPTH_BLOCK):
                 lanes = start + tl.arange(0, DEPTH_BLOCK)
@@ -133,7 +133,7 @@ def fold_tile(
     dtype: torch.dtype | None,
     found: Tensor | None,
 ) -> Tensor | None:
-    """Fold `tile` [n, words] into `state`; the factors in `dtype` where it is given."""
+    """Folds `tile` [n, words] into `state`; returns the factors in `dtype` if given."""
     written = None if dtype is None else torch.empty_like(tile, dtype=dtype)
     block = triton.next_power_of_2(tile.shape[1])
     _fold_kernel[(len(tile),)](

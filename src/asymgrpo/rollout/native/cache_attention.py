@@ -31,7 +31,7 @@ class Scores:
     softcap: float | None = None
 
 
-class AttentiveCache(Protocol):
+class AttendingCache(Protocol):
     """A cache that also attends."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Scores) -> Tensor:
@@ -39,11 +39,11 @@ class AttentiveCache(Protocol):
         ...
 
 
-_active: list[AttentiveCache] = []
+_active: list[AttendingCache] = []
 
 
 @contextmanager
-def attending_to(cache: AttentiveCache) -> Iterator[None]:
+def attending_to(cache: AttendingCache) -> Iterator[None]:
     """Inside the block, layers attend to this cache."""
     _active.append(cache)
     try:
@@ -74,7 +74,7 @@ def _attention(
 AttentionInterface.register(ATTENTION, _attention)
 
 
-class PassingCache(Cache):
+class PassThroughCache(Cache):
     """What a model sees as its cache: it hands keys and values on, to be stored in `attend`."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class PassingCache(Cache):
         return key_states, value_states
 
 
-class PromptPass(PassingCache):
+class PromptPass(PassThroughCache):
     """Causal attention over right-padded prompts, keeping their keys and values.
 
     The padding comes after the tokens that count, so causality alone hides it.

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from ..kernels.sampling import Filters, draw, noise_keys
 from .attention import attending_to
-from .bundles import BundledCache, bundle_size
+from .bundles import GroupedKVCache, bundle_size
 from .prompts import Forward, Group, prompt_states
 
 KEEP_SHARE = 0.8
@@ -114,7 +114,7 @@ def _first_places(groups: Sequence[Group], device: torch.device, vocab: int | No
     )
 
 
-def prompt_cache(groups: Sequence[Group], forward: Forward, device: torch.device) -> BundledCache:
+def prompt_cache(groups: Sequence[Group], forward: Forward, device: torch.device) -> GroupedKVCache:
     """The prompts' keys and values, each group's computed once."""
     batches = prompt_states(groups, forward, device)
     longest = max(len(group.prompt) for group in groups) - 1
@@ -130,10 +130,10 @@ def prompt_cache(groups: Sequence[Group], forward: Forward, device: torch.device
 
     counts = torch.tensor([count for batch in batches for count in batch.counts], device=device)
     keys, values = [batch.keys for batch in batches], [batch.values for batch in batches]
-    return BundledCache(whole(keys), whole(values), counts)
+    return GroupedKVCache(whole(keys), whole(values), counts)
 
 
-def _compacted(places: _Places, cache: BundledCache, first: bool = False) -> _Places:
+def _compacted(places: _Places, cache: GroupedKVCache, first: bool = False) -> _Places:
     """The living rows alone, bundled anew."""
     living = places.alive.nonzero()[:, 0]
     owners = places.groups[living]

@@ -38,7 +38,7 @@ class NotFusable(Exception):
     """Why a model has no plan."""
 
 
-class AdapterCopies:
+class AdapterCasts:
     """Adapters in the activations' type, at addresses that stay.
 
     An adapter is a hundredth of the weights and often held in float32, which the kernels' inner
@@ -69,7 +69,7 @@ class AdapterCopies:
         self._held.clear()
 
 
-class Rotations:
+class RopeTable:
     """Cosines and sines by position, `[P, D]`, at addresses that stay while they suffice."""
 
     def __init__(self) -> None:
@@ -141,8 +141,8 @@ def plan_of(
     model: nn.Module,
     dtype: torch.dtype,
     positions: int,
-    copies: AdapterCopies,
-    rotations: Rotations,
+    copies: AdapterCasts,
+    rotations: RopeTable,
 ) -> Plan:
     """The model's plan for activations of that type, contexts of up to that many tokens.
 
@@ -190,7 +190,7 @@ def _tensor(module: Any, name: str) -> Any:
     return parameters[name] if name in parameters else getattr(module, name)
 
 
-def _layer(layer: Any, dtype: torch.dtype, copies: AdapterCopies) -> Layer:
+def _layer(layer: Any, dtype: torch.dtype, copies: AdapterCasts) -> Layer:
     attention, mlp = _child(layer, "self_attn"), _child(layer, "mlp")
 
     def read(owner: Any, name: str) -> Projection:
@@ -226,7 +226,7 @@ def _layer(layer: Any, dtype: torch.dtype, copies: AdapterCopies) -> Layer:
     )
 
 
-def _projection(module: Any, dtype: torch.dtype, copies: AdapterCopies) -> Projection:
+def _projection(module: Any, dtype: torch.dtype, copies: AdapterCasts) -> Projection:
     """A linear module's tensors, or those of a low-rank adapter around one."""
     if type(module) is nn.Linear:
         return Projection(_tensor(module, "weight"), _tensor(module, "bias"))

@@ -21,10 +21,10 @@ from ..kernels.sampling import Filters, draw, noise_keys
 from .attention import PromptPass, attending_to
 from .buffers import CONTEXT_FIELDS, ROW_FIELDS, Buffers
 from .fused import (
-    AdapterCopies,
+    AdapterCasts,
     NotFusable,
     Plan,
-    Rotations,
+    RopeTable,
     fused_hidden,
     fused_logits,
     plan_of,
@@ -68,8 +68,8 @@ class GraphDecoder:
         self._plan: Plan | None = None
         self._fuses = True
         self._agrees = False
-        self._copies = AdapterCopies()
-        self._rotations = Rotations()
+        self._copies = AdapterCasts()
+        self._rotations = RopeTable()
 
     def token_bytes(self) -> int:
         """Bytes of keys and values a token."""

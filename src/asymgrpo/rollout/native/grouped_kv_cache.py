@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .attention import PassingCache, Scores
+from .attention import PassThroughCache, Scores
 
 
 def bundle_size(counts: Sequence[int]) -> int:
@@ -32,7 +32,7 @@ def bundle_size(counts: Sequence[int]) -> int:
     return min(sorted(sizes), key=cost)
 
 
-class BundledCache(PassingCache):
+class GroupedKVCache(PassThroughCache):
     """Keys and values of the prompts and of what is sampled, all rows at the same step."""
 
     def __init__(self, keys: dict[int, Tensor], values: dict[int, Tensor], lengths: Tensor) -> None:

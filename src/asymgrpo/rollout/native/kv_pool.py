@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.decode_attention import Contexts, decode_attention, reference_attention
-from .attention import PassingCache, Scores
+from .attention import PassThroughCache, Scores
 from .prompts import PromptStates
 
 
@@ -25,7 +25,7 @@ class LayerShape:
         return 2 * self.heads * self.width * self.dtype.itemsize
 
 
-class Pool(PassingCache):
+class Pool(PassThroughCache):
     """Keys and values `[slots, H, D]` by layer; `contexts` and `slots` say whose is what."""
 
     def __init__(self, shapes: dict[int, LayerShape], slots: int, device: torch.device) -> None:

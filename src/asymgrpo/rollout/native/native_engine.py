@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..kernels.sampling import Filters
 from . import inspection
-from .attention import ATTENTION, PassingCache, attending_to
+from .attention import ATTENTION, PassThroughCache, attending_to
 from .plain import Sampled, decode_plain, prompt_cache
 from .prompts import Group, Row, grouped, waves
 from .records import Rollout, Sampling
@@ -151,7 +151,7 @@ class NativeEngine:
         longest = max(len(group.prompt) + row.limit for group in groups for row in group.rows)
         return max(1, min(self.most_rows, int(0.7 * free) // (graphs.token_bytes() * longest)))
 
-    def _forward(self, tokens: Tensor, positions: Tensor, cache: PassingCache) -> Tensor:
+    def _forward(self, tokens: Tensor, positions: Tensor, cache: PassThroughCache) -> Tensor:
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
