@@ -47,7 +47,11 @@ ATTENTION_TYPES = [
     [(6, 16, None, None), (2, 24, 9, None), (1, 32, 40, 5.0), (3, 16, 1, 50.0)],
 )
 def test_attention_over_a_pool(fold, width, window, softcap, splits, dtype, close):
-    from asymgrpo.kernels.decode.decode_attention import Contexts, decode_attention, reference_attention
+    from asymgrpo.kernels.decode.decode_attention import (
+        Contexts,
+        decode_attention,
+        reference_attention,
+    )
 
     torch.manual_seed(0)
     rows, heads, slots = 3, 2, 400
@@ -112,8 +116,8 @@ def test_projections_with_adapters(rows, inputs, outputs, ranks, splits):
 @runs_here
 @pytest.mark.parametrize("ranks", [(0, 0), (4, 4), (0, 8), (40, 33)])
 def test_the_gated_activation(ranks):
-    from asymgrpo.kernels.decode.decode_swiglu import swiglu
     from asymgrpo.kernels.decode.decode_projection import Tiles
+    from asymgrpo.kernels.decode.decode_swiglu import swiglu
 
     torch.manual_seed(0)
     x = noise(19, 80, scale=0.2)
@@ -245,7 +249,11 @@ def test_placing_queries_keys_and_values(kind):
     ],
 )
 def test_attention_of_new_tokens(fold, width, window, kind, splits, dtype, close):
-    from asymgrpo.kernels.decode.decode_attention import Contexts, decode_attention, reference_attention
+    from asymgrpo.kernels.decode.decode_attention import (
+        Contexts,
+        decode_attention,
+        reference_attention,
+    )
 
     torch.manual_seed(0)
     rows, heads, slots = 4, 2, 400

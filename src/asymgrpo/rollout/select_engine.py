@@ -1,24 +1,30 @@
-"""Which engine runs a model, and why it is not the one that was asked for."""
+"""Selects the engine that runs a model, and says why if it is not the requested one."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..errors import UserError
-from . import inspection
-from .generate import TransformersEngine
-from .native import NativeEngine
+from ..models.description import text_config, unsupported
+from ..models.self_test import PREFIX, compute_types, disagreement, own_logits, probe_tokens
+from .native.native_engine import DECODERS, NativeEngine
 from .records import Engine
+from .transformers_engine import TransformersEngine
+
+__all__ = ["DECODERS", "ENGINES", "choose_engine"]
 
 ENGINES = ("native", "transformers", "vllm")
-"""`vllm` is TRL's integration, which the trainer passes through; it is no class here."""
+"""`vllm` is TRL's integration, which the trainer uses directly; it is not a class here."""
 
 
-def choose_engine(name: str, model: nn.Module, tokenizer: Any) -> tuple[Engine, str | None]:
+def choose_engine(
+    name: str, model: nn.Module, tokenizer: Any, decoder: str = "fused"
+) -> tuple[Engine, str | None]:
     """The engine of that name, or the one that can run the model and a line that says why.
+
+    `decoder` is the native engine's: one of DECODERS.
 
     >>> from transformers import Qwen2Config, Qwen2ForCausalLM
     >>> config = Qwen2Config(vocab_size=11, hidden_size=8, intermediate_size=8,
@@ -30,9 +36,9 @@ def choose_engine(name: str, model: nn.Module, tokenizer: Any) -> tuple[Engine, 
     if name not in ENGINES:
         raise UserError(f"no engine named {name!r}; choose from {', '.join(ENGINES)}")
     if name == "native":
-        reason = inspection.unsupported(model) or disagreement(model, tokenizer)
+        reason = unsupported(model, "decode") or _self_test(model, tokenizer)
         if reason is None:
-            return NativeEngine(model, tokenizer), None
+            return NativeEngine(model, tokenizer, decoder=decoder), None
         return TransformersEngine(model, tokenizer), f"engine transformers, not native: {reason}"
     if name == "vllm":
         return TransformersEngine(model, tokenizer), (
@@ -41,20 +47,16 @@ def choose_engine(name: str, model: nn.Module, tokenizer: Any) -> tuple[Engine, 
     return TransformersEngine(model, tokenizer), None
 
 
-def disagreement(model: nn.Module, tokenizer: Any) -> str | None:
+def _self_test(model: nn.Module, tokenizer: Any) -> str | None:
     """How the native engine's logits differ from the model's own, if they do."""
-    kind = getattr(inspection.text_config(model), "model_type", type(model).__name__)
-    vocab = int(inspection.text_config(model).vocab_size)
-    prompt = [(7 * index + 3) % vocab for index in range(6)]
+    kind = getattr(text_config(model), "model_type", type(model).__name__)
+    tokens = probe_tokens(model)[:1]
     engine = NativeEngine(model, tokenizer, stop_token_ids=())
     try:
-        native = engine.logits(prompt, split=4)
-    except Exception as error:  # whatever a foreign architecture raises is the reason
+        found = engine.logits(tokens[0].tolist(), split=PREFIX)
+    except Exception as error:  # whatever an unknown architecture raises is the reason
         return f"{kind} does not run on the engine's cache ({type(error).__name__}: {error})"
-    with inspection.decoding(model, None):
-        ids = torch.tensor([prompt], device=native.device)
-        own = model(input_ids=ids, use_cache=False).logits[0, 3:].float()
-    coarse = next(model.parameters()).dtype != torch.float32
-    if inspection.beyond_rounding(native, own, coarse) is not None:
+    own = own_logits(model, tokens)[0, PREFIX - 1 :]
+    if disagreement(found - own, own.log_softmax(-1), *compute_types(model)) is not None:
         return f"{kind} gives other logits on the engine's cache than on its own"
     return None

@@ -1,4 +1,4 @@
-"""Rollouts by transformers' own `generate`: slower, and runs whatever transformers runs."""
+"""Rollouts by transformers' `generate`: slower, but runs every model that transformers runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from ..kernels.sampling import Filters, draw, noise_keys
-from . import inspection
-from .native import filters_of
-from .prompts import Group, Row, grouped, waves
+from ..kernels.decode.token_sampling import Filters, draw, noise_keys
+from ..models import description
+from ..models.module_state import decoding
+from .native.native_engine import filters_of
 from .records import Rollout, Sampling
+from .scheduler import PromptGroup, RolloutRequest, batches, group_requests
 
 MOST_ROWS = 512
 
 
 class TransformersEngine:
-    """`model.generate` behind the engine's protocol, with seeds by rollout.
+    """`model.generate` behind the engine protocol, with one seed per rollout.
 
     >>> from transformers import Qwen2Config, Qwen2ForCausalLM
     >>> config = Qwen2Config(vocab_size=11, hidden_size=8, intermediate_size=8,
@@ -50,11 +51,11 @@ class TransformersEngine:
         self.model = model
         self.most_rows = most_rows
         self._stops = (
-            inspection.stop_tokens(model, tokenizer)
+            description.stop_tokens(model, tokenizer)
             if stop_token_ids is None
             else tuple(stop_token_ids)
         )
-        self._first = inspection.first_token(model, tokenizer)
+        self._first = description.first_token(model, tokenizer)
 
     def generate(
         self,
@@ -66,18 +67,18 @@ class TransformersEngine:
         limits: Sequence[int] | None = None,
     ) -> list[Rollout]:
         """One rollout per prompt, in order; `limits` gives each its own `max_new_tokens`."""
-        context = inspection.context_length(self.model)
-        groups = grouped(prompts, sampling, seeds, limits, context, self._first)
+        context = description.context_length(self.model)
+        groups = group_requests(prompts, sampling, seeds, limits, context, self._first)
         found: dict[int, Rollout] = {}
-        with inspection.decoding(self.model, None):
-            for wave in waves(groups, self.most_rows):
-                found.update(self._wave(wave, filters_of(sampling)))
+        with decoding(self.model, None):
+            for batch in batches(groups, self.most_rows):
+                found.update(self._batch(batch, filters_of(sampling)))
                 if on_progress is not None:
                     on_progress(len(found), len(prompts))
         return [found[index] for index in range(len(prompts))]
 
-    def _wave(self, wave: Sequence[Group], filters: Filters) -> dict[int, Rollout]:
-        rows = [(group.prompt, row) for group in wave for row in group.rows]
+    def _batch(self, batch: Sequence[PromptGroup], filters: Filters) -> dict[int, Rollout]:
+        rows = [(group.prompt, row) for group in batch for row in group.rows]
         device = next(self.model.parameters()).device
         longest = max(len(prompt) for prompt, _ in rows)
         ids = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -85,29 +86,32 @@ class TransformersEngine:
         for place, (prompt, _) in enumerate(rows):
             ids[place, longest - len(prompt) :] = torch.tensor(prompt)
             mask[place, longest - len(prompt) :] = 1
-        drawing = _Drawing(rows, filters, longest, device)
+        sampler = _SeededSampling(rows, filters, longest, device)
         generate: Any = self.model.generate
         configured: Any = GenerationConfig
         output = generate(
             input_ids=ids.to(device),
             attention_mask=mask.to(device),
-            # The processor has drawn the token already, so the most likely one is taken.
+            # The processor has sampled already and left one token, which greedy search takes.
             generation_config=configured(
                 do_sample=False,
                 max_new_tokens=max(row.limit for _, row in rows),
                 eos_token_id=list(self._stops) or None,
                 pad_token_id=0,
             ),
-            logits_processor=LogitsProcessorList([drawing]),
+            logits_processor=LogitsProcessorList([sampler]),
             stopping_criteria=StoppingCriteriaList([_OwnLimits(rows, longest, device)]),
         )
-        return self._rollouts(rows, output[:, longest:].tolist(), drawing)
+        return self._rollouts(rows, output[:, longest:].tolist(), sampler)
 
     def _rollouts(
-        self, rows: list[tuple[tuple[int, ...], Row]], drawn: list[list[int]], drawing: _Drawing
+        self,
+        rows: list[tuple[tuple[int, ...], RolloutRequest]],
+        drawn: list[list[int]],
+        sampler: _SeededSampling,
     ) -> dict[int, Rollout]:
-        logps = torch.stack(drawing.logps, dim=1).tolist()
-        entropies = torch.stack(drawing.entropies, dim=1).tolist()
+        logps = torch.stack(sampler.logps, dim=1).tolist()
+        entropies = torch.stack(sampler.entropies, dim=1).tolist()
         result = {}
         for place, (prompt, row) in enumerate(rows):
             tokens = drawn[place][: row.limit]
@@ -123,11 +127,15 @@ class TransformersEngine:
         return result
 
 
-class _Drawing(LogitsProcessor):
-    """Draws each row's token from its own seed and leaves nothing else to choose."""
+class _SeededSampling(LogitsProcessor):
+    """Samples each row's token with its own seed and masks all others."""
 
     def __init__(
-        self, rows: list[tuple[tuple[int, ...], Row]], filters: Filters, start: int, device: Any
+        self,
+        rows: list[tuple[tuple[int, ...], RolloutRequest]],
+        filters: Filters,
+        start: int,
+        device: Any,
     ) -> None:
         self.prompts = [prompt for prompt, _ in rows]
         self.seeds = torch.tensor([row.seed for _, row in rows], device=device)
@@ -145,7 +153,7 @@ class _Drawing(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
 
     def _seen(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The tokens of each row so far, its padding left out."""
+        """The tokens of each row so far, without padding."""
         seen = torch.zeros_like(scores, dtype=torch.bool)
         for place, prompt in enumerate(self.prompts):
             seen[place, torch.tensor(prompt, device=seen.device)] = True
@@ -155,7 +163,9 @@ class _Drawing(LogitsProcessor):
 class _OwnLimits(StoppingCriteria):
     """Ends each row at its own limit."""
 
-    def __init__(self, rows: list[tuple[tuple[int, ...], Row]], start: int, device: Any) -> None:
+    def __init__(
+        self, rows: list[tuple[tuple[int, ...], RolloutRequest]], start: int, device: Any
+    ) -> None:
         self.lengths = torch.tensor([start + row.limit for _, row in rows], device=device)
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:

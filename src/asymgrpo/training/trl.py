@@ -29,9 +29,9 @@ from asymgrpo.objective.config import ObjectiveConfig
 from asymgrpo.objective.entropy import top_entropy_threshold
 from asymgrpo.objective.objective import Objective
 from asymgrpo.objective.presets import OVERRIDES, algorithm, overridden
-from asymgrpo.rollout.select_engine import ENGINES, choose_engine
 from asymgrpo.rollout.compute_copy import ComputeCopy, RefreshedEngine
 from asymgrpo.rollout.records import Engine, Rollout, Sampling
+from asymgrpo.rollout.select_engine import DECODERS, ENGINES, choose_engine
 from asymgrpo.training.entropy_control import EntropyControl
 from asymgrpo.training.guard import FiniteGuard
 from asymgrpo.training.master_weights import MasterWeights
@@ -85,6 +85,13 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
     engine: str = field(
         default="native", metadata={"help": "What samples: native, transformers or vllm."}
     )
+    decoder: str = field(
+        default="fused",
+        metadata={
+            "help": "How the native engine decodes on a GPU: fused (its own kernels in a captured "
+            "graph), graph (the model's own forward in a captured graph) or eager."
+        },
+    )
     scorer: str = field(
         default="packed", metadata={"help": "How log-probabilities are computed: packed or padded."}
     )
@@ -133,6 +140,7 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
         objective = self.objective()
         for name, choices in (
             ("engine", ENGINES),
+            ("decoder", DECODERS),
             ("scorer", SCORERS),
             ("rollout_dtype", ROLLOUT_DTYPES),
         ):
@@ -449,7 +457,9 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
             if self.precision is not None and self.precision.rollout_copy:
                 held = ComputeCopy(model, getattr(torch, self.precision.rollouts))
             runs = model if held is None else held.model
-            engine, reason = choose_engine(self.args.engine, runs, self._tokenizer)
+            engine, reason = choose_engine(
+                self.args.engine, runs, self._tokenizer, self.args.decoder
+            )
             if reason is not None:
                 self._say(f"sampling by transformers: {reason}")
                 if self.args.engine == "native":

@@ -1,8 +1,8 @@
-"""The attention function that models call while the engine runs them, and the prompt's own pass.
+"""The attention function of models that the engine runs, and the cache of the prefill.
 
-transformers hands each layer's queries, keys and values to the function registered under ATTENTION;
-that one hands them to whichever cache is active. No mask is built for an attention implementation
-without a mask function, so positions are the caches' own business.
+transformers passes each layer's queries, keys and values to the function registered as ATTENTION,
+which passes them to the active cache. transformers builds no mask for an attention implementation
+without a mask function, so the caches do the masking.
 
 Letters: `B` rows, `T` tokens, `Hq` query heads, `H` key heads, `D` head size.
 """
@@ -23,16 +23,16 @@ ATTENTION = "asymgrpo"
 
 @dataclass(frozen=True)
 class Scores:
-    """How a layer turns products of queries and keys into scores."""
+    """How a layer computes attention scores from products of queries and keys."""
 
     scaling: float
     window: int | None = None
-    """Keys that a query sees, itself included; None for all before it."""
+    """Keys that a query sees, its own included; None for all up to its own."""
     softcap: float | None = None
 
 
 class AttendingCache(Protocol):
-    """A cache that also attends."""
+    """A cache that also computes attention."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Scores) -> Tensor:
         """Queries `[B, Hq, T, D]`, new keys and values `[B, H, T, D]` to `[B, T, Hq, D]`."""
@@ -44,7 +44,7 @@ _active: list[AttendingCache] = []
 
 @contextmanager
 def attending_to(cache: AttendingCache) -> Iterator[None]:
-    """Inside the block, layers attend to this cache."""
+    """Within the block, layers attend to this cache."""
     _active.append(cache)
     try:
         yield
@@ -75,7 +75,7 @@ AttentionInterface.register(ATTENTION, _attention)
 
 
 class PassThroughCache(Cache):
-    """What a model sees as its cache: it hands keys and values on, to be stored in `attend`."""
+    """The cache that a model sees: it passes keys and values through, and `attend` stores them."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -86,10 +86,10 @@ class PassThroughCache(Cache):
         return key_states, value_states
 
 
-class PromptPass(PassThroughCache):
-    """Causal attention over right-padded prompts, keeping their keys and values.
+class PrefillCache(PassThroughCache):
+    """Causal attention over right-padded prompts, which stores their keys and values.
 
-    The padding comes after the tokens that count, so causality alone hides it.
+    Padding comes after the real tokens, so causality alone hides it.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Decoding without graphs: one forward a step, finished rows leave by compaction."""
+"""Decoding without graphs: one forward per step; finished rows are removed by compaction."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..kernels.sampling import Filters, draw, noise_keys
-from .attention import attending_to
-from .bundles import GroupedKVCache, bundle_size
-from .prompts import Forward, Group, prompt_states
+from ...kernels.decode.token_sampling import Filters, draw, noise_keys
+from ..scheduler import PromptGroup
+from .cache_attention import attending_to
+from .grouped_kv_cache import GroupedKVCache, chunk_size
+from .prefill import Forward, prompt_states
 
 KEEP_SHARE = 0.8
-"""Rows are compacted once fewer than this share of them is alive."""
+"""Rows are compacted once fewer than this share of them are active."""
 
 
 @dataclass
 class Sampled:
-    """What a wave produced, by row: `[rows, steps]` each, and how much of it counts."""
+    """What a batch produced, `[rows, steps]` each, and how many steps of each row count."""
 
     tokens: Tensor
     logps: Tensor
@@ -31,10 +32,10 @@ class Sampled:
 
 @dataclass
 class _Places:
-    """Which rollout sits where in the batch; a place whose rollout has ended idles along."""
+    """Which rollout is where in the batch; finished rows stay until compaction."""
 
     rows: Tensor
-    """`[B]`, the rollout of each place; one past the last for an empty place."""
+    """`[B]`, the rollout of each place; -1 for an empty place."""
     alive: Tensor
     tokens: Tensor
     positions: Tensor
@@ -45,15 +46,15 @@ class _Places:
 
 
 @torch.no_grad()
-def decode_plain(
-    groups: Sequence[Group],
+def eager_decode(
+    groups: Sequence[PromptGroup],
     forward: Forward,
     filters: Filters,
     stops: Tensor,
     vocab: int,
     on_done: Callable[[int], None],
 ) -> Sampled:
-    """All rollouts of these groups, in their order."""
+    """Samples all rollouts of these groups, in their order."""
     device = stops.device
     rows = [row for group in groups for row in group.rows]
     steps = max(row.limit for row in rows)
@@ -91,7 +92,9 @@ def decode_plain(
     return Sampled(ids.long(), logps, entropies, lengths[:-1], finished[:-1])
 
 
-def _first_places(groups: Sequence[Group], device: torch.device, vocab: int | None) -> _Places:
+def _first_places(
+    groups: Sequence[PromptGroup], device: torch.device, vocab: int | None
+) -> _Places:
     rows = [(number, group, row) for number, group in enumerate(groups) for row in group.rows]
 
     def column(values: list[int]) -> Tensor:
@@ -114,13 +117,15 @@ def _first_places(groups: Sequence[Group], device: torch.device, vocab: int | No
     )
 
 
-def prompt_cache(groups: Sequence[Group], forward: Forward, device: torch.device) -> GroupedKVCache:
-    """The prompts' keys and values, each group's computed once."""
+def prompt_cache(
+    groups: Sequence[PromptGroup], forward: Forward, device: torch.device
+) -> GroupedKVCache:
+    """The prompts' keys and values, computed once per group."""
     batches = prompt_states(groups, forward, device)
     longest = max(len(group.prompt) for group in groups) - 1
 
     def whole(parts: list[dict[int, Tensor]]) -> dict[int, Tensor]:
-        # Prompts fall in length, so the first batch has states if any has.
+        # Prompts are sorted by falling length, so the first batch has states if any has.
         padded = {}
         for layer, like in parts[0].items():
             empty = [like[:1, :, :0].expand(len(batch.counts), -1, -1, -1) for batch in batches]
@@ -134,27 +139,27 @@ def prompt_cache(groups: Sequence[Group], forward: Forward, device: torch.device
 
 
 def _compacted(places: _Places, cache: GroupedKVCache, first: bool = False) -> _Places:
-    """The living rows alone, bundled anew."""
-    living = places.alive.nonzero()[:, 0]
-    owners = places.groups[living]
+    """The active rows only, in new chunks."""
+    active = places.alive.nonzero()[:, 0]
+    owners = places.groups[active]
     order = torch.argsort(owners, stable=True)
-    living, owners = living[order], owners[order]
+    active, owners = active[order], owners[order]
     numbers, counts = torch.unique_consecutive(owners, return_counts=True)
-    size = bundle_size(counts.tolist())
+    size = chunk_size(counts.tolist())
     chosen: list[int] = []
     empty: list[bool] = []
-    bundles: list[int] = []
+    chunks: list[int] = []
     start = 0
     for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
         filled = -(-count // size) * size
         chosen += [*range(start, start + count), *[start] * (filled - count)]
         empty += [False] * count + [True] * (filled - count)
-        bundles += [number] * (filled // size)
+        chunks += [number] * (filled // size)
         start += count
-    device = living.device
-    former = living[torch.tensor(chosen, device=device)]
+    device = active.device
+    former = active[torch.tensor(chosen, device=device)]
     idle = torch.tensor(empty, device=device)
-    cache.arrange(torch.tensor(bundles, device=device), size, None if first else former)
+    cache.arrange(torch.tensor(chunks, device=device), size, None if first else former)
     nobody = torch.full_like(former, -1)
     return _Places(
         rows=torch.where(idle, nobody, places.rows[former]),

@@ -1,8 +1,8 @@
-"""A decoding step of the Llama-like families on the modules' own tensors, by fused kernels.
+"""A decoding step of Llama-like models by fused kernels, on the modules' own tensors.
 
-Qwen2, Qwen3, Llama, Mistral and SmolLM3 layers are the same chain of norm, projections, rotary
-positions, attention, projection, norm and gated projections. `plan_of` reads their tensors,
-adapters included; nothing is copied. Any other model decodes by its own forward.
+Qwen2, Qwen3, Llama, Mistral and SmolLM3 layers are the same sequence of RMSNorm, QKV projections,
+RoPE, attention, output projection, RMSNorm and SwiGLU. `build_plan` collects their tensors, LoRA
+adapters included, without copying weights. All other models decode by their own forward.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels.decode_attention import Contexts, decode_attention
-from ..kernels.decode_gate import gains_ahead, gated, strips_of
-from ..kernels.decode_heads import NewTokens, place
-from ..kernels.decode_layer import add_norm
-from ..kernels.decode_projection import MOST_RANK, Projection, project
-from . import inspection
-from .pool import Pool
+from ...kernels.decode.add_rmsnorm import add_rmsnorm
+from ...kernels.decode.decode_attention import Contexts, decode_attention
+from ...kernels.decode.decode_projection import MOST_RANK, Projection, project
+from ...kernels.decode.decode_qkv import NewTokens, write_kv
+from ...kernels.decode.decode_swiglu import prefetch_helps, swiglu, swiglu_counters
+from ...models.description import causal_model
+from ...models.module_state import has_hook
+from .kv_pool import KVPool
 
 LAYERS = {
     "Qwen2DecoderLayer",
@@ -28,39 +29,40 @@ LAYERS = {
     "MistralDecoderLayer",
     "SmolLM3DecoderLayer",
 }
-
+"""Decoder layers that the kernels cover."""
 
 LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""Kinds of rotary positions of which no table can be made."""
+"""Kinds of RoPE whose angles depend on the length, so that no table can hold them."""
 
 
 class NotFusable(Exception):
-    """Why a model has no plan."""
+    """Why a model cannot be decoded by the fused kernels."""
 
 
 class AdapterCasts:
-    """Adapters in the activations' type, at addresses that stay.
+    """LoRA matrices cast to the activations' dtype, at fixed addresses.
 
-    An adapter is a hundredth of the weights and often held in float32, which the kernels' inner
-    loop cannot stream; the weights themselves are never copied.
+    Adapters are often in float32, which the kernels' inner loop cannot stream. They are a hundredth
+    of the weights; the weights themselves are never copied.
     """
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, torch.Size], tuple[Tensor, Tensor]] = {}
 
-    def of(self, source: Tensor, dtype: torch.dtype) -> Tensor:
-        """The tensor itself where its type fits, else the buffer for it."""
+    def get(self, source: Tensor, dtype: torch.dtype) -> Tensor:
+        """The tensor itself if it has this dtype, otherwise its buffer."""
         if source.dtype == dtype:
             return source
         key = (source.data_ptr(), source.shape)
         held = self._held.get(key)
         if held is None or held[1].dtype != dtype:
-            # Detached, the source stays what it is, and its address taken, if its module moves on.
+            # Detached, so that the source keeps its storage, and the key stays unique, when the
+            # module's parameter moves to other storage.
             held = self._held[key] = (source.detach(), torch.empty_like(source, dtype=dtype))
         return held[1]
 
     def refresh(self) -> None:
-        """The values of now."""
+        """Copies the current values into the buffers."""
         if self._held:
             sources, buffers = zip(*self._held.values(), strict=True)
             torch._foreach_copy_(buffers, sources)
@@ -70,13 +72,13 @@ class AdapterCasts:
 
 
 class RopeTable:
-    """Cosines and sines by position, `[P, D]`, at addresses that stay while they suffice."""
+    """Cosines and sines by position, `[P, D]`, at fixed addresses until more are needed."""
 
     def __init__(self) -> None:
         self._held: tuple[Tensor, Tensor] | None = None
 
-    def of(self, rotary: nn.Module, like: Tensor, positions: int) -> tuple[Tensor, Tensor]:
-        """Those of at least so many positions, of the type and on the device of `like`."""
+    def get(self, rotary: nn.Module, like: Tensor, positions: int) -> tuple[Tensor, Tensor]:
+        """The table for at least `positions`, with the dtype and device of `like`."""
         held = self._held
         if held is None or len(held[0]) < positions or held[0].dtype != like.dtype:
             count = max(1_024, 1 << (positions - 1).bit_length())
@@ -89,8 +91,8 @@ class RopeTable:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One layer's tensors."""
+class LayerTensors:
+    """The tensors of one layer."""
 
     first_norm: Tensor
     queries_keys_values: tuple[Projection, Projection, Projection]
@@ -100,29 +102,29 @@ class Layer:
     gate: Projection
     up: Projection
     down: Projection
-    rotates: bool
+    rope: bool
     window: int | None
     scaling: float
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A model's tensors in the order of use."""
+class DecodePlan:
+    """A model's tensors, in order of use."""
 
     embedding: nn.Module
-    rotation: tuple[Tensor, Tensor]
-    layers: tuple[Layer, ...]
+    rope: tuple[Tensor, Tensor]
+    layers: tuple[LayerTensors, ...]
     norm: Tensor
     head: Projection
     epsilon: float
     query_heads: int
     dtype: torch.dtype
-    """Of the activations between kernels; weights may be wider."""
+    """Of the activations; weights may be wider."""
 
     def fingerprint(self) -> tuple[Any, ...]:
-        """Equal for two plans that a captured graph cannot tell apart."""
+        """Equal for two plans that the same captured graph serves."""
         maps = [self.head]
-        tensors: list[Tensor | None] = [self.norm, *self.rotation, *self.embedding.parameters()]
+        tensors: list[Tensor | None] = [self.norm, *self.rope, *self.embedding.parameters()]
         for layer in self.layers:
             maps += [*layer.queries_keys_values, layer.output, layer.gate, layer.up, layer.down]
             tensors += [layer.first_norm, layer.second_norm, *layer.head_norms]
@@ -131,30 +133,29 @@ class Plan:
         return (
             tuple([None if tensor is None else tensor.data_ptr() for tensor in tensors]),
             tuple([m.scaling for m in maps]),
-            tuple([(layer.rotates, layer.window, layer.scaling) for layer in self.layers]),
+            tuple([(layer.rope, layer.window, layer.scaling) for layer in self.layers]),
             self.epsilon,
             self.dtype,
         )
 
 
-def plan_of(
+def build_plan(
     model: nn.Module,
     dtype: torch.dtype,
     positions: int,
-    copies: AdapterCasts,
-    rotations: RopeTable,
-) -> Plan:
-    """The model's plan for activations of that type, contexts of up to that many tokens.
+    casts: AdapterCasts,
+    rope_table: RopeTable,
+) -> DecodePlan:
+    """The plan for activations of `dtype` and contexts of up to `positions` tokens.
 
-    Raises NotFusable where there is none.
+    Raises NotFusable if the kernels do not cover the model.
     """
-    wrapped: Any = model
-    base: Any = wrapped.get_base_model() if hasattr(model, "get_base_model") else model
+    base: Any = causal_model(model)
     decoder = getattr(base, "model", None)
     layers = getattr(decoder, "layers", None)
     if layers is None or {type(layer).__name__ for layer in layers} - LAYERS:
         raise NotFusable(f"{type(base).__name__} is not of a family with fused kernels")
-    if inspection.has_hook(base):
+    if has_hook(base):
         raise NotFusable("a module has a hook")
     config = base.config
     if config.hidden_act != "silu":
@@ -163,38 +164,38 @@ def plan_of(
     if getattr(decoder.rotary_emb, "rope_type", "default") in LENGTH_DEPENDENT:
         raise NotFusable("its rotary positions depend on the length of the context")
     like = next(decoder.embed_tokens.parameters()).detach()[:1]
-    return Plan(
+    return DecodePlan(
         embedding=decoder.embed_tokens,
-        rotation=rotations.of(decoder.rotary_emb, like, positions),
-        layers=tuple(_layer(layer, dtype, copies) for layer in layers),
+        rope=rope_table.get(decoder.rotary_emb, like, positions),
+        layers=tuple(_layer(layer, dtype, casts) for layer in layers),
         norm=decoder.norm.weight.detach(),
-        head=_projection(base.lm_head, dtype, copies),
+        head=_projection(base.lm_head, dtype, casts),
         epsilon=float(config.rms_norm_eps),
         query_heads=int(config.num_attention_heads),
         dtype=dtype,
     )
 
 
-# A plan is made anew for every wave, since anything in a model may change between two. Modules are
-# read by their dictionaries and tensors are not detached: each would take a millisecond or more.
+# The plan is rebuilt for every batch, since anything in the model may have changed. Modules are
+# read through their dictionaries and tensors are not detached: either would cost a millisecond.
 
 
 def _child(module: Any, name: str) -> Any:
-    """A module's own module of that name."""
+    """A child module by name."""
     return module.__dict__["_modules"][name]
 
 
 def _tensor(module: Any, name: str) -> Any:
-    """A module's own tensor of that name, as a rule a parameter."""
+    """A module's tensor by name, usually a parameter."""
     parameters = module.__dict__["_parameters"]
     return parameters[name] if name in parameters else getattr(module, name)
 
 
-def _layer(layer: Any, dtype: torch.dtype, copies: AdapterCasts) -> Layer:
+def _layer(layer: Any, dtype: torch.dtype, casts: AdapterCasts) -> LayerTensors:
     attention, mlp = _child(layer, "self_attn"), _child(layer, "mlp")
 
     def read(owner: Any, name: str) -> Projection:
-        return _projection(_child(owner, name), dtype, copies)
+        return _projection(_child(owner, name), dtype, casts)
 
     norms = [
         _tensor(_child(attention, name), "weight")
@@ -211,7 +212,7 @@ def _layer(layer: Any, dtype: torch.dtype, copies: AdapterCasts) -> Layer:
     window = getattr(attention, "sliding_window", None)
     if type(layer).__name__ == "MistralDecoderLayer":
         window = attention.config.sliding_window
-    return Layer(
+    return LayerTensors(
         first_norm=_tensor(_child(layer, "input_layernorm"), "weight"),
         queries_keys_values=three,
         head_norms=(norms[0], norms[1]),
@@ -220,14 +221,14 @@ def _layer(layer: Any, dtype: torch.dtype, copies: AdapterCasts) -> Layer:
         gate=gate,
         up=up,
         down=read(mlp, "down_proj"),
-        rotates=bool(getattr(attention, "use_rope", True)),
+        rope=bool(getattr(attention, "use_rope", True)),
         window=window,
         scaling=float(attention.scaling),
     )
 
 
-def _projection(module: Any, dtype: torch.dtype, copies: AdapterCasts) -> Projection:
-    """A linear module's tensors, or those of a low-rank adapter around one."""
+def _projection(module: Any, dtype: torch.dtype, casts: AdapterCasts) -> Projection:
+    """The tensors of a linear layer, with or without a LoRA adapter around it."""
     if type(module) is nn.Linear:
         return Projection(_tensor(module, "weight"), _tensor(module, "bias"))
     children = module.__dict__["_modules"]
@@ -252,16 +253,16 @@ def _projection(module: Any, dtype: torch.dtype, copies: AdapterCasts) -> Projec
     return Projection(
         weight,
         bias,
-        copies.of(down_weight, dtype),
-        copies.of(_tensor(up, "weight"), dtype),
+        casts.get(down_weight, dtype),
+        casts.get(_tensor(up, "weight"), dtype),
         float(module.scaling[name]),
     )
 
 
-def fused_logits(plan: Plan, tokens: Tensor, contexts: Contexts, pool: Pool) -> Tensor:
-    """New tokens `[B]`, the last of their contexts, to logits `[B, V]`.
+def fused_logits(plan: DecodePlan, tokens: Tensor, contexts: Contexts, pool: KVPool) -> Tensor:
+    """Logits `[B, V]` after new tokens `[B]`, each the last of its context.
 
-    Their keys and values go to the pool.
+    Their keys and values are written to the pool.
     """
     normed = fused_hidden(plan, tokens, contexts, pool)
     head = plan.head
@@ -272,27 +273,27 @@ def fused_logits(plan: Plan, tokens: Tensor, contexts: Contexts, pool: Pool) -> 
 
 
 def fused_hidden(
-    plan: Plan,
+    plan: DecodePlan,
     tokens: Tensor,
     contexts: Contexts,
-    pool: Pool,
+    pool: KVPool,
     places: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """The same up to the last norm, `[B, N]`.
+    """The hidden states after the last norm, `[B, N]`.
 
-    Tokens of prompts attend to each other: with their positions and slots as `places`, a layer
-    stores the keys of all before any of them attends.
+    Tokens of a prompt attend to each other. Given their positions and slots as `places`, a layer
+    stores the keys of all tokens before any of them attends.
     """
     counters = _Counters(plan, len(tokens), pool)
     hidden = plan.embedding(tokens)
     parts: Tensor | None = None
     bias: Tensor | None = None
     for index, layer in enumerate(plan.layers):
-        normed = add_norm(hidden, parts, bias, layer.first_norm, plan.epsilon, plan.dtype)
+        normed = add_rmsnorm(hidden, parts, bias, layer.first_norm, plan.epsilon, plan.dtype)
         keys, values = pool.keys[index], pool.values[index]
         new = _new_tokens(plan, layer, normed)
         attended = decode_attention(
-            new if places is None else place(new, *places, keys, values),
+            new if places is None else write_kv(new, *places, keys, values),
             keys,
             values,
             contexts,
@@ -300,35 +301,35 @@ def fused_hidden(
             layer.window,
             arrived=counters.arrived[index],
         )
-        later = (layer.gate.weight, layer.up.weight) if gains_ahead(len(tokens)) else None
-        parts = project(attended.flatten(1), [layer.output], later=later)
-        normed = add_norm(
+        ahead = (layer.gate.weight, layer.up.weight) if prefetch_helps(len(tokens)) else None
+        parts = project(attended.flatten(1), [layer.output], prefetch=ahead)
+        normed = add_rmsnorm(
             hidden, parts, layer.output.bias, layer.second_norm, plan.epsilon, plan.dtype
         )
-        active = gated(normed, layer.gate, layer.up, counters.ready[index])
+        active = swiglu(normed, layer.gate, layer.up, counters.swiglu[index])
         parts, bias = project(active, [layer.down]), layer.down.bias
-    return add_norm(hidden, parts, bias, plan.norm, plan.epsilon, plan.dtype)
+    return add_rmsnorm(hidden, parts, bias, plan.norm, plan.epsilon, plan.dtype)
 
 
 class _Counters:
-    """Zeros that a step's kernels count in, a row for each layer, by one fill."""
+    """Zeroed counters for the kernels of a step, one row per layer, with a single fill."""
 
-    def __init__(self, plan: Plan, rows: int, pool: Pool) -> None:
+    def __init__(self, plan: DecodePlan, rows: int, pool: KVPool) -> None:
         heads = max(keys.shape[1] for keys in pool.keys.values())
-        # Rounded up, since kernels are compiled anew for addresses of another alignment.
-        widths = [-(-n // 32) * 32 for n in (rows * heads, strips_of(rows))]
+        # Rounded up: kernels are specialised on the alignment of addresses.
+        widths = [-(-n // 32) * 32 for n in (rows * heads, swiglu_counters(rows))]
         shape = (len(plan.layers), sum(widths))
         counts = torch.zeros(shape, dtype=torch.int32, device=plan.norm.device)
-        self.arrived, self.ready = torch.split(counts, widths, dim=1)
+        self.arrived, self.swiglu = torch.split(counts, widths, dim=1)
 
 
-def _new_tokens(plan: Plan, layer: Layer, normed: Tensor) -> NewTokens:
+def _new_tokens(plan: DecodePlan, layer: LayerTensors, normed: Tensor) -> NewTokens:
     queries, keys, values = layer.queries_keys_values
     return NewTokens(
         parts=project(normed, layer.queries_keys_values),
         biases=(queries.bias, keys.bias, values.bias),
         norms=layer.head_norms,
         epsilon=plan.epsilon,
-        rotation=plan.rotation if layer.rotates else None,
+        rope=plan.rope if layer.rope else None,
         query_heads=plan.query_heads,
     )

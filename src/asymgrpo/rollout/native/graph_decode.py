@@ -1,8 +1,9 @@
-"""Decoding in captured graphs: a step is one launch, and the rows' state never leaves the device.
+"""Decoding in captured CUDA graphs: a step is one launch, and the rows' state stays on the device.
 
-A graph serves one number of rows, a bucket, at any length. Every few steps the host looks which
-rows live, while the device goes on; when they fit a smaller bucket, their state moves to its front.
-Keys and values stay where they are in the pool, since rows name their slots.
+A graph serves one batch size, a bucket, at any length. Every few steps the host copies which rows
+are active, without a device sync; when they fit a smaller bucket, their state moves to its front.
+Keys and values stay where they are in the pool, since rows refer to their slots. Inside the graph,
+the forward is that of the fused kernels where they cover the model, and the model's own elsewhere.
 """
 
 from __future__ import annotations
@@ -15,48 +16,58 @@ import torch
 from torch import Tensor, nn
 from triton.runtime.errors import OutOfResources
 
-from ..kernels.decode_attention import Contexts
-from ..kernels.decode_sampling import Rows, advance, draw_plain
-from ..kernels.sampling import Filters, draw, noise_keys
-from .attention import PromptPass, attending_to
-from .buffers import CONTEXT_FIELDS, ROW_FIELDS, Buffers
-from .fused import (
+from ...kernels.decode.decode_attention import Contexts
+from ...kernels.decode.fused_sampling import Rows, advance, draw_unfiltered
+from ...kernels.decode.token_sampling import Filters, draw, noise_keys
+from ...models.self_test import disagreement
+from ..scheduler import PromptGroup
+from .active_rows import ActiveRows, HostCopy
+from .cache_attention import PrefillCache, attending_to
+from .decode_buffers import CONTEXT_FIELDS, ROW_FIELDS, Buffers
+from .eager_decode import Sampled
+from .fused_decode import (
     AdapterCasts,
+    DecodePlan,
     NotFusable,
-    Plan,
     RopeTable,
+    build_plan,
     fused_hidden,
     fused_logits,
-    plan_of,
 )
-from .inspection import beyond_rounding
-from .looks import Living, Look
-from .plain import Sampled
-from .pool import LayerShape, Pool
-from .prompts import Forward, Group, prompt_states
+from .kv_pool import KVPool, LayerShape
+from .prefill import Forward, prompt_states
 
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
-LOOK_EVERY = 16
-"""Steps between the host's looks at which rows live."""
-LOOK_AHEAD = 2
-"""Steps under way while a look travels: long enough for the host to plan the next ones, and a row's
-stop token is not noticed much later."""
+POLL_EVERY = 16
+"""Steps between two copies of the active rows to the host."""
+POLL_AHEAD = 2
+"""Steps issued behind a copy: enough for the host to plan the next ones while the device is busy,
+and few enough that a stop token is noticed soon."""
 
 LONGEST_FUSED_PROMPT = 1_024
-"""Longer prompts go through the model's own forward, which shares reads between queries."""
+"""Longer prompts use the model's own forward, whose attention shares reads between queries."""
 MOST_PROMPT_TOKENS = 8_192
-"""Prompt tokens taken in together."""
+"""Prompt tokens per forward of the fused kernels."""
 
 
 class _Disagrees(Exception):
-    """Fused kernels that give other logits than the model."""
+    """The fused kernels give other logits than the model."""
 
 
 class GraphDecoder:
-    """Decodes waves; buffers and graphs are kept for the next."""
+    """Decodes batches; buffers and graphs are kept for the next.
+
+    `fused` allows the fused kernels; without them, graphs run the model's own forward.
+    """
 
     def __init__(
-        self, model: nn.Module, forward: Forward, vocab: int, on_note: Callable[[str], None]
+        self,
+        model: nn.Module,
+        forward: Forward,
+        vocab: int,
+        on_note: Callable[[str], None],
+        *,
+        fused: bool = True,
     ) -> None:
         self.model, self.forward, self.vocab, self.on_note = model, forward, vocab, on_note
         self.device = next(model.parameters()).device
@@ -65,32 +76,32 @@ class GraphDecoder:
         self._graphs: dict[Any, Any] = {}
         self._captured_for: Any = None
         self._memory: Any = None
-        self._plan: Plan | None = None
-        self._fuses = True
+        self._plan: DecodePlan | None = None
+        self._fuses = fused
         self._agrees = False
-        self._copies = AdapterCasts()
-        self._rotations = RopeTable()
+        self._casts = AdapterCasts()
+        self._rope_table = RopeTable()
 
     def token_bytes(self) -> int:
-        """Bytes of keys and values a token."""
+        """Bytes of keys and values per token."""
         return sum(shape.bytes for shape in self._layer_shapes().values())
 
     def release(self) -> None:
-        """Frees the buffers and graphs; the next wave makes them anew."""
+        """Frees the buffers and graphs; the next batch allocates and captures them again."""
         self._graphs.clear()
-        self._copies.clear()
-        self._rotations.clear()
+        self._casts.clear()
+        self._rope_table.clear()
         self._buffers = self._captured_for = self._memory = self._plan = None
 
     @torch.no_grad()
     def decode(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[PromptGroup],
         filters: Filters,
         stops: Tensor,
         on_done: Callable[[int], None],
     ) -> Sampled:
-        """All rollouts of these groups, in their order."""
+        """Samples all rollouts of these groups, in their order."""
         done = reported = 0
 
         def on_more(count: int) -> None:
@@ -108,78 +119,80 @@ class GraphDecoder:
             self.on_note(f"decoding by the model's own kernels: {error}")
             self._fuses = False
             self.release()
-            done = 0  # all over again, but nothing is reported twice
+            done = 0  # start over, but report nothing twice
             return self._decode(groups, filters, stops, on_more)
 
     def _decode(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[PromptGroup],
         filters: Filters,
         stops: Tensor,
         on_done: Callable[[int], None],
     ) -> Sampled:
-        stop_ids = tuple(stops.tolist())  # read before there is anything to wait for
-        rows = [row for group in groups for row in group.rows]
-        steps = max(row.limit for row in rows)
+        stop_ids = tuple(stops.tolist())  # a device sync, before there is work to wait for
+        requests = [row for group in groups for row in group.rows]
+        steps = max(row.limit for row in requests)
         prompt_tokens = sum(len(group.prompt) - 1 for group in groups)
         positions = max(len(group.prompt) + row.limit for group in groups for row in group.rows)
-        buffers = self._ready(len(rows), steps, prompt_tokens, positions, filters)
+        buffers = self._ready(len(requests), steps, prompt_tokens, positions, filters)
         buffers.start(groups, steps, self._store_prompts(buffers.pool, groups))
         if self._plan is not None and not self._agrees:
             self._compare(buffers, groups)
         ends = torch.zeros(2, buffers.state.shape[1] + 1, dtype=torch.long, device=self.device)
-        living, bucket, alive = Living([row.limit for row in rows]), _bucket(len(rows)), len(rows)
+        rows = ActiveRows([row.limit for row in requests])
+        bucket, alive = _bucket(len(requests)), len(requests)
         while alive:
-            self._advance(self._step(buffers, bucket, filters, stops, stop_ids), buffers, living)
-            if living.count < alive:
-                on_done(alive - living.count)
-                alive = living.count
+            self._advance(self._step(buffers, bucket, filters, stops, stop_ids), buffers, rows)
+            if rows.count < alive:
+                on_done(alive - rows.count)
+                alive = rows.count
             smaller = _bucket(alive)
             if alive and smaller < bucket:
                 buffers.store_ends(bucket, ends)
-                buffers.compact(living.gather(), bucket, smaller)
+                buffers.compact(rows.compact(), bucket, smaller)
                 bucket = smaller
         buffers.store_ends(bucket, ends)
-        tokens, logps, entropies = (result[: len(rows), :steps] for result in buffers.results)
-        lengths, finished = ends[:, : len(rows)]
+        tokens, logps, entropies = (result[: len(requests), :steps] for result in buffers.results)
+        lengths, finished = ends[:, : len(requests)]
         return Sampled(tokens, logps, entropies, lengths, finished > 0)
 
-    def _advance(self, replay: Callable[[], None], buffers: Buffers, living: Living) -> None:
-        """Some steps, and who lives after them as far as the host can tell without a pause."""
-        steps, look = min(LOOK_EVERY, living.needed), None
+    def _advance(self, replay: Callable[[], None], buffers: Buffers, rows: ActiveRows) -> None:
+        """Issues some steps and refreshes the active rows without a device sync."""
+        steps, copy = min(POLL_EVERY, rows.needed), None
         for left in range(steps, 0, -1):
-            # Where the limits end all rows there is nothing to learn.
-            if left == min(LOOK_AHEAD, steps) and steps < living.needed:
-                look = Look(buffers.alive(len(living)))
+            # Where their limits end all rows, there is nothing to find out.
+            if left == min(POLL_AHEAD, steps) and steps < rows.needed:
+                copy = HostCopy(buffers.alive(len(rows)))
             replay()
-        living.ran(steps)
-        if look is not None:
-            living.saw(look.values())
+        rows.advance(steps)
+        if copy is not None:
+            rows.observe(copy.values())
 
-    def _compare(self, buffers: Buffers, groups: Sequence[Group]) -> None:
-        """Whether the first logits of the shortest prompt are the model's own; raises if not.
+    def _compare(self, buffers: Buffers, groups: Sequence[PromptGroup]) -> None:
+        """Compares the first logits of the shortest prompt with the model's own; raises if wrong.
 
-        The GPU may be one on which nobody has run these kernels yet.
+        The kernels may not have been run on this kind of GPU before.
         """
         shortest = min(range(len(groups)), key=lambda number: len(groups[number].prompt))
         row = sum(len(group.rows) for group in groups[:shortest])
         rows, contexts = buffers.views(_bucket(sum(len(group.rows) for group in groups)))
         fused = self._logits(rows, contexts, buffers.pool)[row].float()
         prompt = torch.tensor([groups[shortest].prompt], device=self.device)
-        cache = PromptPass()
+        cache = PrefillCache()
         with attending_to(cache):
             own = self.forward(
                 prompt, torch.arange(prompt.shape[1], device=self.device)[None], cache
             )
-        coarse = next(iter(self._layer_shapes().values())).dtype != torch.float32
-        share = beyond_rounding(fused, own[0], coarse)
-        if share is not None:
-            raise _Disagrees(f"the fused ones are off by {share:.1%} on this device")
+        dtype = next(iter(self._layer_shapes().values())).dtype
+        own = own[0].float()
+        error = disagreement(fused - own, own.log_softmax(-1), dtype)
+        if error is not None:
+            raise _Disagrees(f"the fused ones are off by {error:.1%} on this device")
         self._agrees = True
 
     def _layer_shapes(self) -> dict[int, LayerShape]:
         if self._shapes is None:
-            cache = PromptPass()
+            cache = PrefillCache()
             zero = torch.zeros(1, 1, dtype=torch.long, device=self.device)
             with attending_to(cache), torch.no_grad():
                 self.forward(zero, zero, cache)
@@ -192,7 +205,7 @@ class GraphDecoder:
     def _ready(
         self, rows: int, steps: int, prompt_tokens: int, positions: int, filters: Filters
     ) -> Buffers:
-        """Buffers that are large enough, and graphs of the tensors that the model has now."""
+        """Buffers that are large enough; drops graphs of tensors that the model no longer uses."""
         held = self._buffers
         needs_seen = filters.repetition_penalty != 1
         slots = rows * steps + prompt_tokens + 1
@@ -209,9 +222,9 @@ class GraphDecoder:
         dtype = next(iter(self._layer_shapes().values())).dtype
         try:
             if not self._fuses:
-                raise NotFusable("the kernels do not fit the device")
-            self._plan = plan_of(self.model, dtype, positions, self._copies, self._rotations)
-            self._copies.refresh()
+                raise NotFusable("the fused kernels are switched off, or failed on this device")
+            self._plan = build_plan(self.model, dtype, positions, self._casts, self._rope_table)
+            self._casts.refresh()
             fingerprint: Any = self._plan.fingerprint()
         except NotFusable:
             self._plan = None
@@ -223,9 +236,9 @@ class GraphDecoder:
 
     def _allocate(self, rows: int, steps: int, prompt_tokens: int, seen: bool) -> Buffers:
         bucket = _bucket(rows)
-        # Prompts differ from call to call; a quarter more room spares most reallocations.
+        # Prompts differ from call to call; a quarter more room avoids most reallocations.
         slots = rows * steps + prompt_tokens + prompt_tokens // 4 + 1_024
-        pool = Pool(self._layer_shapes(), slots, self.device)
+        pool = KVPool(self._layer_shapes(), slots, self.device)
         count = len(ROW_FIELDS) + len(CONTEXT_FIELDS)
         shape = (bucket + 1, steps)
         return Buffers(
@@ -241,8 +254,8 @@ class GraphDecoder:
             else None,
         )
 
-    def _store_prompts(self, pool: Pool, groups: Sequence[Group]) -> int:
-        """All prompts' keys and values from slot 1 on; returns the slot after them."""
+    def _store_prompts(self, pool: KVPool, groups: Sequence[PromptGroup]) -> int:
+        """Stores the prompts' keys and values from slot 1 on; returns the slot after them."""
         counts = [len(group.prompt) - 1 for group in groups]
         start = 1
         if self._plan is None or max(counts) > LONGEST_FUSED_PROMPT:
@@ -273,7 +286,7 @@ class GraphDecoder:
         stops: Tensor,
         stop_ids: tuple[int, ...],
     ) -> Callable[[], None]:
-        """What moves the first `bucket` rows one token on: a graph, where a device has them."""
+        """A function that decodes one token for the first `bucket` rows: on a GPU, a graph."""
 
         def run() -> None:
             self._run(buffers, bucket, filters, stops)
@@ -294,7 +307,7 @@ class GraphDecoder:
     def _capture(self, buffers: Buffers, run: Callable[[], None]) -> Any:
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
-        # The first run compiles kernels; the rows must not notice that it happened.
+        # The first run compiles kernels; its effect on the rows is undone below.
         state = buffers.state.clone()
         seen = None if buffers.seen is None else buffers.seen.clone()
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -314,7 +327,9 @@ class GraphDecoder:
         rows, contexts = buffers.views(bucket)
         logits = self._logits(rows, contexts, buffers.pool)
         if filters.unfiltered:
-            drawn = draw_plain(logits, rows.seed, rows.count, filters.temperature, filters.greedy)
+            drawn = draw_unfiltered(
+                logits, rows.seed, rows.count, filters.temperature, filters.greedy
+            )
         else:
             seen = None if buffers.seen is None else buffers.seen[:bucket]
             if filters.repetition_penalty == 1:
@@ -324,7 +339,7 @@ class GraphDecoder:
                 seen.scatter_(1, drawn[0][:, None], True)
         advance(drawn, rows, buffers.results, stops)
 
-    def _logits(self, rows: Rows, contexts: Contexts, pool: Pool) -> Tensor:
+    def _logits(self, rows: Rows, contexts: Contexts, pool: KVPool) -> Tensor:
         if self._plan is not None:
             return fused_logits(self._plan, rows.token, contexts, pool)
         pool.contexts, pool.slots = contexts, rows.slot

@@ -1,10 +1,11 @@
-"""The cache for decoding without graphs: rows in bundles that share a prompt.
+"""The KV cache for eager decoding: rows in chunks that share a prompt.
 
-A bundle is `n` rows of one group. The prompt's keys and values are held once a bundle, and the
-rows' query heads are folded into the query length of one product with them; what the rows sample
-is held once a row. Keys lie transposed: the small products are then three times as fast on a CPU.
+A chunk is `n` rows of one group. It stores the prompt's keys and values once, and the rows' query
+heads are folded into the query length of one product with them. Sampled tokens are stored per row.
+Keys are stored transposed, which makes the small products three times as fast on a CPU.
 
-Letters: `N` bundles of `n` rows, `P` prompt tokens, `H` key heads, `g` query heads a key head, `D`.
+Letters: `N` chunks of `n` rows, `P` prompt tokens, `H` key heads, `g` query heads per key head, `D`
+head size.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .attention import PassThroughCache, Scores
+from .cache_attention import PassThroughCache, Scores
 
 
-def bundle_size(counts: Sequence[int]) -> int:
-    """Rows a bundle for groups with these many rows: few empty places, few copies of a prompt.
+def chunk_size(counts: Sequence[int]) -> int:
+    """Rows per chunk for groups of these sizes: few empty places, few copies of a prompt.
 
-    >>> bundle_size([8, 8, 8]), bundle_size([8, 7, 8]), bundle_size([1, 1, 5])
+    >>> chunk_size([8, 8, 8]), chunk_size([8, 7, 8]), chunk_size([1, 1, 5])
     (8, 8, 1)
     """
     sizes = {1 << power for power in range(max(counts).bit_length())} | {max(counts)}
 
     def cost(size: int) -> float:
-        bundles = sum(-(-count // size) for count in counts)
-        return bundles * (size + 0.35)
+        chunks = sum(-(-count // size) for count in counts)
+        return chunks * (size + 0.35)
 
     return min(sorted(sizes), key=cost)
 
 
 class GroupedKVCache(PassThroughCache):
-    """Keys and values of the prompts and of what is sampled, all rows at the same step."""
+    """Keys and values of the prompts and of the sampled tokens; all rows are at the same step."""
 
     def __init__(self, keys: dict[int, Tensor], values: dict[int, Tensor], lengths: Tensor) -> None:
-        """Prompts' keys and values by layer, `[groups, H, P, D]`; `lengths` `[groups]` count."""
+        """Keys and values of the prompts by layer, `[groups, H, P, D]`, and their `lengths`."""
         super().__init__()
         self.prompts = [
             {layer: states.transpose(-1, -2).contiguous() for layer, states in keys.items()},
@@ -50,9 +51,9 @@ class GroupedKVCache(PassThroughCache):
         self.shared: list[dict[int, Tensor]] = [{}, {}]
 
     def arrange(self, groups: Tensor, size: int, rows: Tensor | None) -> None:
-        """Bundles of `size` rows of these groups `[N]`; `rows` `[N * size]` are the former places.
+        """Forms chunks of `size` rows of these groups `[N]` from the former places `rows`.
 
-        A place without a rollout repeats any other one.
+        `rows` is `[N * size]`; a place without a rollout repeats any other one.
         """
         for kind in (0, 1):
             self.shared[kind] = {
@@ -69,10 +70,10 @@ class GroupedKVCache(PassThroughCache):
         self.ragged = bool((self.counts != longest).any())
 
     def _slots(self, rows: Tensor, size: int) -> Tensor:
-        """Where the keys of these former places lie, in the order of bundles of `size`."""
-        bundle, place = rows // self.size, rows % self.size
+        """Where the keys of these former places are, in the order of chunks of `size`."""
+        chunk, place = rows // self.size, rows % self.size
         head = torch.arange(self._heads, device=rows.device)
-        slots = (bundle[:, None] * self._heads + head) * self.size + place[:, None]
+        slots = (chunk[:, None] * self._heads + head) * self.size + place[:, None]
         return slots.view(-1, size, self._heads).transpose(1, 2).flatten()
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: Scores) -> Tensor:
@@ -82,7 +83,7 @@ class GroupedKVCache(PassThroughCache):
         keys, values = self._stored(layer, key, value)
         first = 0 if how.window is None else max(0, self.step + 1 - how.window)
         keys, values = keys[..., first : self.step + 1], values[:, first : self.step + 1]
-        # [N, H, n, g, D]: a view of it serves the prompt's product as well as the rows' own.
+        # [N, H, n, g, D]: views of it serve both the prompt's product and the rows' own.
         q = (query * how.scaling).reshape(-1, n, heads, g, width).transpose(1, 2)
         q = q.reshape(-1, g, width)
         scores = torch.bmm(q, keys)
@@ -112,12 +113,12 @@ class GroupedKVCache(PassThroughCache):
             if slides:
                 assert how.window is not None
                 hidden = hidden | (self.columns <= positions[:, None] - how.window)
-            by_bundle = scores.view(len(self.counts), -1, scores.shape[-1])[..., :length]
-            by_bundle.masked_fill_(hidden[:, None], -torch.inf)
+            by_chunk = scores.view(len(self.counts), -1, scores.shape[-1])[..., :length]
+            by_chunk.masked_fill_(hidden[:, None], -torch.inf)
         return scores.softmax(-1, dtype=torch.float32)
 
     def _stored(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's buffers, with this step's keys and values `[rows, H, 1, D]` written."""
+        """Writes this step's keys and values `[rows, H, 1, D]`; returns the layer's buffers."""
         if layer not in self.sampled[0] or self.sampled[0][layer].shape[-1] <= self.step:
             self._grow(layer, key, value)
         keys, values = self.sampled[0][layer], self.sampled[1][layer]

@@ -1,4 +1,4 @@
-"""The cache for decoding in graphs: a flat pool of keys and values a layer, at fixed addresses."""
+"""The KV cache for graph decoding: one flat pool per layer, at fixed addresses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.decode_attention import Contexts, decode_attention, reference_attention
-from .attention import PassThroughCache, Scores
-from .prompts import PromptStates
+from ...kernels.decode.decode_attention import Contexts, decode_attention, reference_attention
+from .cache_attention import PassThroughCache, Scores
+from .prefill import PromptStates
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What a layer stores for a token."""
+    """What a layer stores per token."""
 
     heads: int
     width: int
@@ -25,8 +25,8 @@ class LayerShape:
         return 2 * self.heads * self.width * self.dtype.itemsize
 
 
-class Pool(PassThroughCache):
-    """Keys and values `[slots, H, D]` by layer; `contexts` and `slots` say whose is what."""
+class KVPool(PassThroughCache):
+    """Keys and values `[slots, H, D]` by layer; `contexts` and `slots` say which row uses which."""
 
     def __init__(self, shapes: dict[int, LayerShape], slots: int, device: torch.device) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Pool(PassThroughCache):
         self.slots: Tensor | None = None
 
     def add_prompts(self, states: PromptStates, start: int) -> int:
-        """Stores prompts one after the other from that slot on; returns the slot after them."""
+        """Stores prompts one after another from slot `start` on; returns the slot after them."""
         length = max(states.counts)
         places = [
             group * length + token

@@ -1,4 +1,4 @@
-"""Rollouts in process, on the very parameters that are being trained."""
+"""Rollouts in process, on the parameters that are being trained."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels.sampling import Filters
-from . import inspection
-from .attention import ATTENTION, PassThroughCache, attending_to
-from .plain import Sampled, decode_plain, prompt_cache
-from .prompts import Group, Row, grouped, waves
-from .records import Rollout, Sampling
+from ...errors import UserError
+from ...kernels.decode.token_sampling import Filters
+from ...kernels.hardware import free_memory
+from ...models import description
+from ...models.module_state import decoding
+from ..records import Rollout, Sampling
+from ..scheduler import PromptGroup, RolloutRequest, batches, group_requests
+from .cache_attention import ATTENTION, PassThroughCache, attending_to
+from .eager_decode import Sampled, eager_decode, prompt_cache
 
 if TYPE_CHECKING:
-    from .graphs import GraphDecoder
+    from .graph_decode import GraphDecoder
 
 MOST_ROWS = 512
 """Rollouts decoded together."""
+DECODERS = ("fused", "graph", "eager")
+"""How a step runs on a GPU: fused kernels in a captured graph, the model's own forward in a
+captured graph, or that forward alone. Where one is not possible, as on a CPU, the next one runs."""
 
 
 class NativeEngine:
-    """Samples with the model's live parameters: no second copy, nothing to synchronise.
+    """Samples with the model's live parameters: no second copy, no weight synchronisation.
 
     >>> from transformers import Qwen2Config, Qwen2ForCausalLM
     >>> config = Qwen2Config(vocab_size=11, hidden_size=8, intermediate_size=8,
@@ -44,24 +50,29 @@ class NativeEngine:
         *,
         stop_token_ids: Sequence[int] | None = None,
         most_rows: int = MOST_ROWS,
+        decoder: str = "fused",
         on_note: Callable[[str], None] | None = None,
     ) -> None:
         """`stop_token_ids` replaces the end tokens of the tokenizer and the generation config.
 
-        `on_note` receives the lines that say what is being compiled; they go to stderr without it.
+        `decoder` is one of DECODERS. `on_note` receives lines that say what is being compiled; by
+        default they go to stderr.
         """
-        reason = inspection.unsupported(model)
+        reason = description.unsupported(model, "decode")
         if reason is not None:
             raise NotImplementedError(reason)
+        if decoder not in DECODERS:
+            raise UserError(f"no decoder named {decoder!r}; choose from {', '.join(DECODERS)}")
         self.model = model
         self.most_rows = most_rows
+        self.decoder = decoder
         self._stops = (
-            inspection.stop_tokens(model, tokenizer)
+            description.stop_tokens(model, tokenizer)
             if stop_token_ids is None
             else tuple(stop_token_ids)
         )
-        self._first = inspection.first_token(model, tokenizer)
-        self._vocab = int(inspection.text_config(model).vocab_size)
+        self._first = description.first_token(model, tokenizer)
+        self._vocab = int(description.text_config(model).vocab_size)
         self._on_note = on_note or _to_stderr
         self._graphs: GraphDecoder | None = None
 
@@ -75,8 +86,8 @@ class NativeEngine:
         limits: Sequence[int] | None = None,
     ) -> list[Rollout]:
         """One rollout per prompt, in order; `limits` gives each its own `max_new_tokens`."""
-        context = inspection.context_length(self.model)
-        groups = grouped(prompts, sampling, seeds, limits, context, self._first)
+        context = description.context_length(self.model)
+        groups = group_requests(prompts, sampling, seeds, limits, context, self._first)
         rollouts: list[Rollout | None] = [None] * len(prompts)
         done = 0
 
@@ -86,20 +97,20 @@ class NativeEngine:
             if on_progress is not None:
                 on_progress(done, len(prompts))
 
-        with inspection.decoding(self.model, ATTENTION):
-            for wave in waves(groups, self._rows_at_once(groups)):
-                sampled = self._decode(wave, filters_of(sampling), on_done)
-                _collect(wave, sampled, rollouts)
+        with decoding(self.model, ATTENTION):
+            for batch in batches(groups, self._rows_at_once(groups)):
+                sampled = self._decode(batch, filters_of(sampling), on_done)
+                _collect(batch, sampled, rollouts)
         return [rollout for rollout in rollouts if rollout is not None]
 
     def logits(self, tokens: Sequence[int], split: int) -> Tensor:
         """Logits `[len(tokens) - split + 1, V]` after `split` tokens and after each further one.
 
-        The first `split - 1` tokens go through the prompt's pass, the others through decoding.
+        The first `split - 1` tokens go through the prefill, the others through eager decoding.
         """
         device = self.device
-        with inspection.decoding(self.model, ATTENTION):
-            group = Group(tuple(tokens[:split]), (Row(0, 0, len(tokens)),))
+        with decoding(self.model, ATTENTION):
+            group = PromptGroup(tuple(tokens[:split]), (RolloutRequest(0, 0, len(tokens)),))
             cache = prompt_cache([group], self._forward, device)
             cache.arrange(torch.zeros(1, dtype=torch.long, device=device), 1, None)
             found = []
@@ -111,43 +122,48 @@ class NativeEngine:
         return torch.cat(found).float()
 
     def _decode(
-        self, wave: Sequence[Group], filters: Filters, on_done: Callable[[int], None]
+        self, batch: Sequence[PromptGroup], filters: Filters, on_done: Callable[[int], None]
     ) -> Sampled:
         stops = torch.tensor(self._stops, dtype=torch.long, device=self.device)
         graphs = self._graph_decoder()
         if graphs is not None:
-            return graphs.decode(wave, filters, stops, on_done)
-        return decode_plain(wave, self._forward, filters, stops, self._vocab, on_done)
+            return graphs.decode(batch, filters, stops, on_done)
+        return eager_decode(batch, self._forward, filters, stops, self._vocab, on_done)
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters lie now."""
+        """The device of the parameters, which may have moved."""
         return next(self.model.parameters()).device
 
     def release(self) -> None:
-        """Frees what is kept on a GPU between calls; the next call makes it anew."""
+        """Frees what is kept on a GPU between calls; the next call allocates it again."""
         if self._graphs is not None:
             self._graphs.release()
 
     def _graph_decoder(self) -> GraphDecoder | None:
-        """The decoder in graphs, where there is a device for them."""
+        """The graph decoder, on a GPU and unless it is switched off."""
         device = self.device
-        if device.type != "cuda":
+        if device.type != "cuda" or self.decoder == "eager":
             return None
         if self._graphs is None or self._graphs.device != device:
             # Imported here: it needs Triton, which a machine without a GPU may not have.
-            from .graphs import GraphDecoder
+            from .graph_decode import GraphDecoder
 
-            self._graphs = GraphDecoder(self.model, self._forward, self._vocab, self._on_note)
+            self._graphs = GraphDecoder(
+                self.model,
+                self._forward,
+                self._vocab,
+                self._on_note,
+                fused=self.decoder == "fused",
+            )
         return self._graphs
 
-    def _rows_at_once(self, groups: Sequence[Group]) -> int:
-        """As many rows as the device has room for the keys and values of."""
+    def _rows_at_once(self, groups: Sequence[PromptGroup]) -> int:
+        """As many rows as the device has memory for their keys and values."""
         graphs = self._graph_decoder()
         if graphs is None or not groups:
             return self.most_rows
-        free = torch.cuda.mem_get_info(self.device)[0]
-        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        free = free_memory(self.device)
         longest = max(len(group.prompt) + row.limit for group in groups for row in group.rows)
         return max(1, min(self.most_rows, int(0.7 * free) // (graphs.token_bytes() * longest)))
 
@@ -168,7 +184,7 @@ def _to_stderr(line: str) -> None:
 
 
 def filters_of(sampling: Sampling) -> Filters:
-    """What the kernels need to know of a request.
+    """The part of a request that sampling needs.
 
     >>> filters_of(Sampling(top_k=3)).top_k
     3
@@ -183,8 +199,10 @@ def filters_of(sampling: Sampling) -> Filters:
     )
 
 
-def _collect(wave: Sequence[Group], sampled: Sampled, rollouts: list[Rollout | None]) -> None:
-    """The wave's tensors as records, each at its place in the request."""
+def _collect(
+    batch: Sequence[PromptGroup], sampled: Sampled, rollouts: list[Rollout | None]
+) -> None:
+    """Converts a batch's tensors to records, each at its position in the request."""
     width = sampled.tokens.shape[1]
     drawn = torch.arange(width, device=sampled.lengths.device) < sampled.lengths[:, None]
     tokens, logps, entropies = (
@@ -192,7 +210,7 @@ def _collect(wave: Sequence[Group], sampled: Sampled, rollouts: list[Rollout | N
     )
     ends, finished = sampled.lengths.cumsum(0).tolist(), sampled.finished.tolist()
     start = place = 0
-    for group in wave:
+    for group in batch:
         for row in group.rows:
             own = slice(start, ends[place])
             rollouts[row.index] = Rollout(
