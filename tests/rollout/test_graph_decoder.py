@@ -37,7 +37,9 @@ def in_graphs(engine, monkeypatch, **settings):
     monkeypatch.setattr(fused_sampling, "PARTS", 2)
     for name, value in {"BUCKETS": (2, 4, 6), "POLL_EVERY": 3, **settings}.items():
         monkeypatch.setattr(graph_decode, name, value)
-    decoder = graph_decode.GraphDecoder(engine.model, engine._forward, engine._vocab, print)
+    decoder = graph_decode.GraphDecoder(
+        engine.model, engine._forward, engine._vocab, print, fused=engine.decoder == "fused"
+    )
     monkeypatch.setattr(engine, "_graph_decoder", lambda: decoder)
     monkeypatch.setattr(engine, "_rows_at_once", lambda groups: engine.most_rows)
     return decoder
@@ -84,6 +86,20 @@ def test_the_same_rollouts_as_without(family, adapter, fused, tiny, lora, monkey
     same(engine.generate(prompts, sampling, range(4), limits=limits), expected)
     assert (decoder._plan is not None) == fused
     assert len({len(rollout.token_ids) for rollout in expected}) > 1
+
+
+@interpreted
+@pytest.mark.parametrize("decoder", ["fused", "graph"])
+def test_the_decoders_give_the_same_rollouts_as_eager(decoder, tiny, lora, monkeypatch):
+    model = lora(tiny("qwen2", **SMALL)).eval()
+    prompts = [[9, 8, 3, 20, 31], [9, 8, 3, 20, 31], [7]]
+    sampling = Sampling(max_new_tokens=4)
+    eager = NativeEngine(model, None, decoder="eager", stop_token_ids=[2])
+    expected = eager.generate(prompts, sampling, range(3))
+    engine = NativeEngine(model, None, decoder=decoder, stop_token_ids=[2])
+    graphs = in_graphs(engine, monkeypatch)
+    same(engine.generate(prompts, sampling, range(3)), expected)
+    assert (graphs._plan is not None) == (decoder == "fused")
 
 
 @interpreted
