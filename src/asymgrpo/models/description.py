@@ -32,7 +32,6 @@ def _unwrapped(model: nn.Module) -> Iterator[nn.Module]:
     """The model and what is inside each of its wrappers, from the outermost on."""
     inner: Any = model
     while True:
-        assert isinstance(inner, nn.Module)
         yield inner
         if isinstance(inner, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             inner = inner.module

@@ -1,9 +1,9 @@
 """Log-probs and entropies of rollouts from a packed forward pass.
 
-Equal to scoring the padded batch, without its padding, with each prompt computed once, and
-without logits. The pass goes through the model that the trainer holds, wrappers included, so that
-data-parallel training synchronises its gradients as ever: for the time of a call the causal
-model's forward is the packed one.
+Equal to scoring the padded batch, but without padding, with each prompt computed once, and without
+materialising the logits. The pass goes through the trainer's model, wrappers included, so that
+data-parallel training synchronises gradients as usual: during a call, the causal model's forward is
+replaced by the packed one.
 
 B rollouts, T completion columns.
 """

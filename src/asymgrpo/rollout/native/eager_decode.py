@@ -160,9 +160,9 @@ def _compacted(places: _Places, cache: GroupedKVCache, first: bool = False) -> _
     former = active[torch.tensor(chosen, device=device)]
     idle = torch.tensor(empty, device=device)
     cache.arrange(torch.tensor(chunks, device=device), size, None if first else former)
-    nobody = torch.full_like(former, -1)
+    empty_place = torch.full_like(former, -1)
     return _Places(
-        rows=torch.where(idle, nobody, places.rows[former]),
+        rows=torch.where(idle, empty_place, places.rows[former]),
         alive=~idle,
         tokens=places.tokens[former],
         positions=places.positions[former],
