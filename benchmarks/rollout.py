@@ -1,6 +1,10 @@
 """Rollouts: the native engine beside TRL's own paths, on the same model and prompts.
 
     python benchmarks/rollout.py [--shape 1.5b|demo] [--rounds 5] [--trl-rounds 1] [--no-lengths]
+    python benchmarks/rollout.py --ablation [--shape 1.5b|demo] [--rounds 5]
+
+`--ablation` compares the native engine's decoders on a GPU instead: fused kernels in a captured
+graph, the model's own forward in a captured graph, and that forward alone.
 
 `subjects.py` says what the shapes are. TRL's side is `GRPOTrainer._generate_single_turn` of a
 trainer as a user makes it: by `generate`, and by vLLM in the same process where vllm is importable,
@@ -8,7 +12,8 @@ its synchronisation counted. The second setting of `1.5b` gives each rollout a l
 from 32 to 1,024 tokens; `generate` has no such thing and runs all rows to the longest, as it does
 when one row does not stop.
 
-The floor is the weights and each row's keys and values read once a token at 4.3 TB/s.
+The floor is the time to read the weights and each row's keys and values once per token, at
+4.3 TB/s.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from trl import GRPOConfig, GRPOTrainer
 from update import SHAPES
 
 from asymgrpo.rollout import NativeEngine, Sampling
+from asymgrpo.rollout.select_engine import DECODERS
 
 BANDWIDTH = 4.3e12  # bytes a second of a large copy on an H200
 
@@ -94,9 +100,9 @@ def measure(run: Callable[[int], list[int]], rounds: int) -> Outcome:
     return Outcome(seconds[0], median(seconds[1:] or seconds), sum(counts), peak)
 
 
-def native(trainer: Any, setting: Setting) -> Callable[[int], list[int]]:
+def native(trainer: Any, setting: Setting, decoder: str = "fused") -> Callable[[int], list[int]]:
     model = trainer.accelerator.unwrap_model(trainer.model)
-    engine = NativeEngine(model, trainer.processing_class)
+    engine = NativeEngine(model, trainer.processing_class, decoder=decoder)
     count = len(setting.prompts)
 
     def run(number: int) -> list[int]:
@@ -168,8 +174,28 @@ def report(setting: Setting, outcomes: dict[str, Outcome], least: float | None) 
         print(f"{line}  first call {one.first - one.seconds:+.1f} s", flush=True)
 
 
+def ablation(what: Subject, folder: str, rounds: int) -> None:
+    """The native engine with each of its decoders; the ratios to the fastest come last."""
+    trainer = build_trainer(what, folder)
+    (setting,) = settings(what, lengths=False)
+    least = floor(setting, trainer.model) if torch.cuda.is_available() else None
+    if not torch.cuda.is_available():
+        print("no GPU: every decoder is the eager one here")
+    outcomes = {}
+    for decoder in DECODERS:
+        run = native(trainer, setting, decoder)
+        outcomes[decoder] = measure(run, rounds)
+        del run  # and its graphs, before the next decoder's memory is measured
+        gc.collect()
+    report(setting, outcomes, least)
+    for decoder in DECODERS[1:]:
+        ratio = outcomes[decoder].seconds / outcomes[DECODERS[0]].seconds
+        print(f"{setting.name}: {DECODERS[0]} is {ratio:.1f} times as fast as {decoder}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--ablation", action="store_true")
     parser.add_argument(
         "--shape", choices=sorted(SHAPES), default="1.5b" if torch.cuda.is_available() else "demo"
     )
@@ -180,6 +206,9 @@ def main() -> None:
     demo = options.shape == "demo"
     with tempfile.TemporaryDirectory() as weights, tempfile.TemporaryDirectory() as folder:
         what = subject(options.shape, Path(weights))
+        if options.ablation:
+            ablation(what, folder, options.rounds)
+            return
         asked = settings(what, options.lengths and not demo)
         outcomes: dict[str, dict[str, Outcome]] = {setting.name: {} for setting in asked}
         trainer = build_trainer(what, folder)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,9 +118,9 @@ def test_imports_point_one_way(path):
     [
         ("objective/ratio.py", "import numpy"),
         ("objective/ratio.py", "from asymgrpo.errors import UserError"),
-        ("objective/ratio.py", "from ..kernels import sampling"),
-        ("kernels/sampling.py", "from asymgrpo.rollout.records import Rollout"),
-        ("kernels/sampling.py", "from .. import training"),
+        ("objective/ratio.py", "from ..kernels.decode import token_sampling"),
+        ("kernels/decode/pdl.py", "from asymgrpo.rollout.records import Rollout"),
+        ("kernels/decode/pdl.py", "from ... import training"),
         ("tasks/base.py", "def f():\n    import torch.nn"),
         ("tasks/base.py", "from asymgrpo.evaluation import pass_at_k"),
         ("models/policy.py", "import asymgrpo.rollout.native"),
@@ -127,7 +128,7 @@ def test_imports_point_one_way(path):
         ("training/trl.py", "import verl.utils"),
         ("training/trl.py", "from asymgrpo.evaluation import pass_at_k"),
         ("tasks/own.py", "from asymgrpo.training.trl import AsymGRPOTrainer"),
-        ("rollout/native.py", "if TYPE_CHECKING:\n    from asymgrpo.training.trl import X"),
+        ("rollout/scheduler.py", "if TYPE_CHECKING:\n    from asymgrpo.training.trl import X"),
         ("evaluation/evaluate.py", "importlib.import_module(f'asymgrpo.experiment.{name}')"),
         ("experiment/store.py", "from torch import Tensor"),
         ("experiment/run.py", "from asymgrpo.cli import main"),
@@ -137,6 +138,15 @@ def test_imports_point_one_way(path):
 )
 def test_an_import_against_the_arrows_is_found(file, line):
     assert len(objections(ast.parse(line), HOME / file)) == 1
+
+
+STILL_TWICE = {"compare", "curves", "distributions", "settings"}
+"""Module names that still occur twice; each goes from this list once one of the two is renamed."""
+
+
+def test_no_module_name_occurs_twice():
+    count = Counter(path.stem for path in FILES if path.stem != "__init__")
+    assert {name for name, times in count.items() if times > 1} == STILL_TWICE
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:

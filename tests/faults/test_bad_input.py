@@ -18,7 +18,7 @@ from asymgrpo import cli
 from asymgrpo.errors import UserError
 from asymgrpo.experiment.run import train_run
 from asymgrpo.experiment.store import RunStore
-from asymgrpo.models.sources import BUILT_IN
+from asymgrpo.models.model_sources import BUILT_IN
 
 GOOD = {"question": "1 + 2 =", "answer": "3"}
 RECIPE = "recipe.yaml"

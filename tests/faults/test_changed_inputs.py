@@ -19,7 +19,7 @@ from asymgrpo.errors import UserError
 from asymgrpo.experiment.run import train_run
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.models import load_policy
-from asymgrpo.models.sources import BUILT_IN
+from asymgrpo.models.model_sources import BUILT_IN
 
 REWARD = "def short(completions, **_):\n    return [-len(str(c)) for c in completions]\n"
 TASK = "from asymgrpo.tasks.arithmetic import ArithmeticTask\nclass Own(ArithmeticTask): pass\n"

@@ -20,7 +20,7 @@ from asymgrpo import cli
 from asymgrpo.experiment.run import train_run
 from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
-from asymgrpo.models.sources import BUILT_IN
+from asymgrpo.models.model_sources import BUILT_IN
 from asymgrpo.report import build_report
 
 OLD = Path(__file__).parents[1] / "fixtures/run-format-1"

@@ -8,7 +8,13 @@ import pytest
 import torch
 from scipy import stats
 
-from asymgrpo.kernels.sampling import Filters, draw, gumbel_noise, kept_logits, noise_keys
+from asymgrpo.kernels.decode.token_sampling import (
+    Filters,
+    draw,
+    gumbel_noise,
+    kept_logits,
+    noise_keys,
+)
 
 MASK = (1 << 64) - 1
 

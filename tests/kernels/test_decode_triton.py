@@ -32,7 +32,7 @@ def noise(*shape, dtype=torch.float32, scale=1.0):
     return (torch.randn(*shape) * scale).to(DEVICE, dtype)
 
 
-# Half precision is worked in lanes. Of bfloat16 the interpreter's dot makes nonsense.
+# 16-bit types use several lanes. The interpreter's dot does not support bfloat16.
 ATTENTION_TYPES = [
     (torch.float32, {"atol": 2e-5, "rtol": 1e-5}),
     (torch.float16, {"atol": 2e-3, "rtol": 2e-3}),
@@ -47,7 +47,11 @@ ATTENTION_TYPES = [
     [(6, 16, None, None), (2, 24, 9, None), (1, 32, 40, 5.0), (3, 16, 1, 50.0)],
 )
 def test_attention_over_a_pool(fold, width, window, softcap, splits, dtype, close):
-    from asymgrpo.kernels.decode_attention import Contexts, decode_attention, reference_attention
+    from asymgrpo.kernels.decode.decode_attention import (
+        Contexts,
+        decode_attention,
+        reference_attention,
+    )
 
     torch.manual_seed(0)
     rows, heads, slots = 3, 2, 400
@@ -70,7 +74,7 @@ def adapted(x, projection):
 
 
 def projection(outputs, inputs, rank, dtype=torch.float32):
-    from asymgrpo.kernels.decode_projection import Projection
+    from asymgrpo.kernels.decode.decode_projection import Projection
 
     if rank == 0:
         return Projection(noise(outputs, inputs, dtype=dtype))
@@ -95,7 +99,7 @@ def projection(outputs, inputs, rank, dtype=torch.float32):
 )
 @pytest.mark.parametrize("splits", [1, 3])
 def test_projections_with_adapters(rows, inputs, outputs, ranks, splits):
-    from asymgrpo.kernels.decode_projection import Tiles, project
+    from asymgrpo.kernels.decode.decode_projection import Tiles, project
 
     torch.manual_seed(0)
     x = noise(rows, inputs)
@@ -103,38 +107,107 @@ def test_projections_with_adapters(rows, inputs, outputs, ranks, splits):
     parts = project(x, maps, Tiles(16, 16, 32, splits, 4, 2))
     expected = torch.cat([adapted(x, one) for one in maps], dim=1)
     torch.testing.assert_close(parts.double().sum(0), expected, atol=5e-4, rtol=1e-5)
-    # What it asks for on the way changes nothing, nor do matrices shorter or narrower than that.
-    later = (noise(24, 40), noise(24, 40))
-    again = project(x, maps, Tiles(16, 16, 32, splits, 4, 2), later=later)
+    # Prefetching changes nothing, even of matrices with fewer rows or columns than it covers.
+    prefetch = (noise(24, 40), noise(24, 40))
+    again = project(x, maps, Tiles(16, 16, 32, splits, 4, 2), prefetch=prefetch)
     assert torch.equal(again, parts)
 
 
 @runs_here
 @pytest.mark.parametrize("ranks", [(0, 0), (4, 4), (0, 8), (40, 33)])
 def test_the_gated_activation(ranks):
-    from asymgrpo.kernels.decode_gate import gated
-    from asymgrpo.kernels.decode_projection import Tiles
+    from asymgrpo.kernels.decode.decode_projection import Tiles
+    from asymgrpo.kernels.decode.decode_swiglu import swiglu
 
     torch.manual_seed(0)
     x = noise(19, 80, scale=0.2)
     gate, up = (projection(40, 80, rank) for rank in ranks)
     expected = torch.nn.functional.silu(adapted(x, gate)) * adapted(x, up)
-    found = gated(x, gate, up, tiles=Tiles(16, 16, 32, 1, 4, 2))
+    found = swiglu(x, gate, up, tiles=Tiles(16, 16, 32, 1, 4, 2))
     torch.testing.assert_close(found.double(), expected, atol=5e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU chooses the order itself")
+@pytest.mark.parametrize("order", ["last first", "shuffled"])
+def test_the_gated_activation_ends_in_any_order_of_blocks(order, monkeypatch):
+    """Tiles that start before the LoRA down-projections would spin forever, were roles fixed."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    from asymgrpo.kernels.decode.decode_projection import Tiles
+    from asymgrpo.kernels.decode.decode_swiglu import swiglu
+
+    torch.manual_seed(0)
+    x = noise(39, 80, scale=0.2)
+    gate, up = (projection(40, 80, rank) for rank in (4, 8))
+    tiles = Tiles(16, 16, 32, 1, 4, 2)
+    expected = swiglu(x, gate, up, tiles=tiles)
+    start = interpreter_builder.set_grid_idx
+    blocks = 3 * (3 + 2)  # strips of 16 rows; tiles of 16 columns and two down-projections
+    places = list(range(blocks))[::-1]
+    if order == "shuffled":
+        places = torch.randperm(blocks, generator=torch.Generator().manual_seed(1)).tolist()
+    started = []
+
+    def permuted(index, y, z):
+        started.append(places[index])
+        start(places[index], y, z)
+
+    monkeypatch.setattr(interpreter_builder, "set_grid_idx", permuted)
+    found = swiglu(x, gate, up, tiles=tiles)
+    assert started == places
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="runs on the GPU")
+@pytest.mark.parametrize("ranks", [(0, 0), (16, 16), (0, 8), (40, 33), (128, 128)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [(1, 64, 48), (16, 896, 4864), (64, 1536, 8960), (128, 1536, 8960), (512, 1536, 8960)],
+)
+def test_many_launches_of_the_gated_activation_end_and_agree(rows, inputs, outputs, dtype, ranks):
+    """As in a step, behind its norm, on a GPU whose SMs another stream keeps busy."""
+    from asymgrpo.kernels.decode.add_rmsnorm import add_rmsnorm
+    from asymgrpo.kernels.decode.decode_swiglu import swiglu, swiglu_counters
+
+    torch.manual_seed(0)
+    launches = 300
+    hidden, weight = noise(rows, inputs, dtype=dtype), noise(inputs, dtype=dtype)
+    gate, up = (projection(outputs, inputs, rank, dtype) for rank in ranks)
+    width = -(-swiglu_counters(rows) // 32) * 32
+    counters = torch.zeros(launches, width, dtype=torch.int32, device=DEVICE)
+    busy, square = torch.cuda.Stream(), noise(4096, 4096, dtype=torch.bfloat16)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(busy):
+        for _ in range(40):
+            square = square @ square * 1e-4
+    found = []
+    for one in counters:
+        normed = add_rmsnorm(hidden, None, None, weight, 1e-6)
+        found.append(swiglu(normed, gate, up, one))
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, found[0]) for one in found)
+    if any(ranks):
+        strips = swiglu_counters(rows) - 1
+        assert (counters[:, 1 : 1 + strips] == 2).all()
+    exact = torch.nn.functional.silu(adapted(normed, gate)) * adapted(normed, up)
+    error = (found[0].double() - exact).abs().mean() / exact.abs().mean()
+    assert error < (1e-5 if dtype == torch.float32 else 2e-2)
 
 
 @runs_here
 @pytest.mark.parametrize("rows", [19, 70, 130])
 def test_the_gated_activation_by_bulk_copies(rows, monkeypatch):
-    from asymgrpo.kernels import decode_gate
+    from asymgrpo.kernels.decode import decode_swiglu
 
     if INTERPRETED:
-        monkeypatch.setattr(decode_gate, "_bulk", lambda *tensors: True)
+        monkeypatch.setattr(decode_swiglu, "_fits_tma", lambda *tensors: True)
     torch.manual_seed(0)
-    # Not bfloat16, of which the interpreter's dot makes nonsense.
+    # Not bfloat16, which the interpreter's dot does not support.
     x = noise(rows, 88, dtype=torch.float16, scale=0.2)
     gate, up = (projection(40, 88, 4, dtype=torch.float16) for _ in range(2))
-    assert decode_gate._bulk(x, gate.weight, up.weight)
+    assert decode_swiglu._fits_tma(x, gate.weight, up.weight)
     # Rounded where the kernel rounds: the adapter and its input, each map, the activation.
     gates, ups = (
         (
@@ -148,7 +221,7 @@ def test_the_gated_activation_by_bulk_copies(rows, monkeypatch):
         for one in (gate, up)
     )
     expected = (torch.nn.functional.silu(gates).half().double() * ups).half()
-    found = decode_gate.gated(x, gate, up)
+    found = decode_swiglu.swiglu(x, gate, up)
     # A float32 sum may round the other way: an ulp of each factor, and of the product.
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=2**-8)
 
@@ -157,7 +230,7 @@ def test_the_gated_activation_by_bulk_copies(rows, monkeypatch):
 @pytest.mark.parametrize("parts", [None, 1, 3])
 @pytest.mark.parametrize("bias", [False, True])
 def test_adding_and_norm(parts, bias):
-    from asymgrpo.kernels.decode_layer import add_norm
+    from asymgrpo.kernels.decode.add_rmsnorm import add_rmsnorm
 
     torch.manual_seed(0)
     hidden, weight = noise(3, 48), noise(48)
@@ -169,7 +242,7 @@ def test_adding_and_norm(parts, bias):
     if shift is not None:
         total = total + shift.double()
     expected = total * (total.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
-    normed = add_norm(hidden, added, shift, weight, 1e-6)
+    normed = add_rmsnorm(hidden, added, shift, weight, 1e-6)
     torch.testing.assert_close(normed.double(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(hidden.double(), total, atol=1e-5, rtol=1e-5)
 
@@ -178,7 +251,7 @@ def new_tokens(rows, query_heads, heads, width, positions, *, bias, norm, rotate
     """New tokens, and their queries, keys and values by the modules of transformers."""
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-    from asymgrpo.kernels.decode_heads import NewTokens
+    from asymgrpo.kernels.decode.decode_qkv import NewTokens
 
     parts = noise(2, rows, (query_heads + 2 * heads) * width)
     sizes = [query_heads * width, heads * width, heads * width]
@@ -218,14 +291,14 @@ HEAD_KINDS = [
 @runs_here
 @pytest.mark.parametrize("kind", HEAD_KINDS)
 def test_placing_queries_keys_and_values(kind):
-    from asymgrpo.kernels.decode_heads import place
+    from asymgrpo.kernels.decode.decode_qkv import write_kv
 
     torch.manual_seed(0)
     positions = torch.tensor([3, 0, 4], device=DEVICE)
     new, q, k, v = new_tokens(3, 4, 2, 24, positions, **kind)
     keys, values = torch.zeros(2, 9, 2, 24, device=DEVICE)
     slots = torch.tensor([7, 2, 4], device=DEVICE)
-    query = place(new, positions, slots, keys, values)
+    query = write_kv(new, positions, slots, keys, values)
     torch.testing.assert_close(query, q, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(keys[slots], k, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(values[slots], v, atol=1e-5, rtol=1e-5)
@@ -245,7 +318,11 @@ def test_placing_queries_keys_and_values(kind):
     ],
 )
 def test_attention_of_new_tokens(fold, width, window, kind, splits, dtype, close):
-    from asymgrpo.kernels.decode_attention import Contexts, decode_attention, reference_attention
+    from asymgrpo.kernels.decode.decode_attention import (
+        Contexts,
+        decode_attention,
+        reference_attention,
+    )
 
     torch.manual_seed(0)
     rows, heads, slots = 4, 2, 400
@@ -269,8 +346,8 @@ def test_attention_of_new_tokens(fold, width, window, kind, splits, dtype, close
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("vocab", [11, 1_000, 20_000])  # the last by two blocks a part
 def test_drawing_is_the_plain_draw(greedy, vocab):
-    from asymgrpo.kernels.decode_sampling import draw_plain
-    from asymgrpo.kernels.sampling import Filters, draw, noise_keys
+    from asymgrpo.kernels.decode.fused_sampling import draw_unfiltered
+    from asymgrpo.kernels.decode.token_sampling import Filters, draw, noise_keys
 
     torch.manual_seed(0)
     logits = noise(6, vocab, scale=4.0)
@@ -278,7 +355,7 @@ def test_drawing_is_the_plain_draw(greedy, vocab):
     seeds = torch.tensor([0, 1, 2**62, -7, 5, 5], device=DEVICE)
     counts = torch.tensor([0, 3, 9, 1, 4, 5], device=DEVICE)
     expected = draw(logits, noise_keys(seeds, counts), Filters(temperature=0.7, greedy=greedy))
-    found = draw_plain(logits, seeds, counts, 0.7, greedy)
+    found = draw_unfiltered(logits, seeds, counts, 0.7, greedy)
     assert found[0].tolist() == expected[0].tolist()
     torch.testing.assert_close(found[1], expected[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found[2], expected[2], atol=1e-5, rtol=1e-5)
@@ -286,7 +363,7 @@ def test_drawing_is_the_plain_draw(greedy, vocab):
 
 @runs_here
 def test_rows_advance_and_end():
-    from asymgrpo.kernels.decode_sampling import Rows, advance
+    from asymgrpo.kernels.decode.fused_sampling import Rows, advance
 
     def column(*values):
         return torch.tensor(values, device=DEVICE)

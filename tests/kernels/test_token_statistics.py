@@ -87,7 +87,7 @@ def test_equals_full_logits(device, options, train_head, through, chunk):
 
 
 def test_frozen_head_gets_no_gradient_and_none_is_recomputed(monkeypatch):
-    from asymgrpo.kernels import token_statistics_tiles as tiles
+    from asymgrpo.kernels.token_statistics import logit_tiles as tiles
 
     hidden, weight, _, targets, weights = example(torch.float32, with_bias=False)
     hidden.requires_grad_(True)
@@ -151,9 +151,9 @@ def test_shapes_are_checked():
 
 INTERPRETED = """
 import torch
-from asymgrpo.kernels import token_statistics_tiles as tiles
-from asymgrpo.kernels.token_statistics import Head, _Running
-from asymgrpo.kernels import token_statistics_triton as kernels
+from asymgrpo.kernels.token_statistics import logit_tiles as tiles
+from asymgrpo.kernels.token_statistics.chunked_statistics import Head, _Running
+from asymgrpo.kernels.token_statistics import triton_tiles as kernels
 kernels._BLOCK = 32
 torch.manual_seed(0)
 for cap, temperature, scale in ((None, 1.0, 1.0), (4.0, 0.7, 1.5)):

@@ -14,8 +14,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from asymgrpo.errors import UserError
 from asymgrpo.models import load_policy, lora_config
-from asymgrpo.models.sources import BUILT_IN
-from asymgrpo.models.tokenizer import align_model, mend_tokenizer
+from asymgrpo.models.model_sources import BUILT_IN
+from asymgrpo.models.tokenizer import align_model, fix_tokenizer
 
 TINY = BUILT_IN["tiny"]
 IDS = torch.tensor([[11, 25, 33, 40, 52, 61]])
@@ -128,7 +128,7 @@ def test_a_pad_token_is_added_where_the_vocabulary_has_none():
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     tokenizer.add_special_tokens({"eos_token": "<pad>"})
     tokenizer.pad_token = "<pad>"  # now the only special token with "pad" in it is the end token
-    mend_tokenizer(tokenizer, "it")
+    fix_tokenizer(tokenizer, "it")
     assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("<|pad|>", 323)
     model = load_policy("tiny").model
     before = logits_of(model)

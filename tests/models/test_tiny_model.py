@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from asymgrpo.models import load_policy
-from asymgrpo.models.sources import BUILT_IN
+from asymgrpo.models.model_sources import BUILT_IN
 from asymgrpo.tasks.arithmetic import ArithmeticTask
 
 FOLDER = BUILT_IN["tiny"]

@@ -8,7 +8,7 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from asymgrpo.rollout.fused import AdapterCopies, NotFusable, Rotations, plan_of
+from asymgrpo.rollout.native.fused_decode import AdapterCasts, NotFusable, RopeTable, build_plan
 
 MAPS = {
     "self_attn.q_proj": lambda layer: layer.queries_keys_values[0],
@@ -26,12 +26,12 @@ class Reader:
 
     def __init__(self, model, dtype=torch.float32):
         self.model, self.dtype = model, dtype
-        self.copies, self.rotations = AdapterCopies(), Rotations()
+        self.casts, self.rope_table = AdapterCasts(), RopeTable()
 
     def plan(self):
-        plan = plan_of(self.model, self.dtype, 8, self.copies, self.rotations)
+        plan = build_plan(self.model, self.dtype, 8, self.casts, self.rope_table)
         with torch.no_grad():
-            self.copies.refresh()
+            self.casts.refresh()
         return plan
 
     def fingerprint(self):
@@ -302,7 +302,7 @@ def test_training_in_place(dtype, adapted):
 
 
 def test_modules_once_each():
-    from asymgrpo.rollout.inspection import has_hook, submodules
+    from asymgrpo.models.module_state import has_hook, submodules
 
     shared = nn.Sequential(nn.ReLU(), nn.Linear(2, 2))
     model = nn.Sequential(shared, nn.ModuleDict({"a": shared, "b": nn.Sequential(shared[1])}))

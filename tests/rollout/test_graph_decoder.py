@@ -29,15 +29,17 @@ def test_in_the_interpreter():
 
 
 def in_graphs(engine, monkeypatch, **settings):
-    from asymgrpo.kernels import decode_attention, decode_sampling
-    from asymgrpo.rollout import graphs
+    from asymgrpo.kernels.decode import decode_attention, fused_sampling
+    from asymgrpo.rollout.native import graph_decode
 
     # The interpreter takes a good while for each program of a kernel.
-    monkeypatch.setattr(decode_attention, "splits_for", lambda rows, heads: 2)
-    monkeypatch.setattr(decode_sampling, "PARTS", 2)
-    for name, value in {"BUCKETS": (2, 4, 6), "LOOK_EVERY": 3, **settings}.items():
-        monkeypatch.setattr(graphs, name, value)
-    decoder = graphs.GraphDecoder(engine.model, engine._forward, engine._vocab, print)
+    monkeypatch.setattr(decode_attention, "splits_for", lambda rows, heads, sms: 2)
+    monkeypatch.setattr(fused_sampling, "PARTS", 2)
+    for name, value in {"BUCKETS": (2, 4, 6), "POLL_EVERY": 3, **settings}.items():
+        monkeypatch.setattr(graph_decode, name, value)
+    decoder = graph_decode.GraphDecoder(
+        engine.model, engine._forward, engine._vocab, print, fused=engine.decoder == "fused"
+    )
     monkeypatch.setattr(engine, "_graph_decoder", lambda: decoder)
     monkeypatch.setattr(engine, "_rows_at_once", lambda groups: engine.most_rows)
     return decoder
@@ -84,6 +86,20 @@ def test_the_same_rollouts_as_without(family, adapter, fused, tiny, lora, monkey
     same(engine.generate(prompts, sampling, range(4), limits=limits), expected)
     assert (decoder._plan is not None) == fused
     assert len({len(rollout.token_ids) for rollout in expected}) > 1
+
+
+@interpreted
+@pytest.mark.parametrize("decoder", ["fused", "graph"])
+def test_the_decoders_give_the_same_rollouts_as_eager(decoder, tiny, lora, monkeypatch):
+    model = lora(tiny("qwen2", **SMALL)).eval()
+    prompts = [[9, 8, 3, 20, 31], [9, 8, 3, 20, 31], [7]]
+    sampling = Sampling(max_new_tokens=4)
+    eager = NativeEngine(model, None, decoder="eager", stop_token_ids=[2])
+    expected = eager.generate(prompts, sampling, range(3))
+    engine = NativeEngine(model, None, decoder=decoder, stop_token_ids=[2])
+    graphs = in_graphs(engine, monkeypatch)
+    same(engine.generate(prompts, sampling, range(3)), expected)
+    assert (graphs._plan is not None) == (decoder == "fused")
 
 
 @interpreted
@@ -150,16 +166,16 @@ class Script:
         self.events = []
         script = self
 
-        class NotedLook(graphs_module().Look):
+        class NotedCopy(graphs_module().HostCopy):
             def __init__(self, source):
-                script.events.append("look")
+                script.events.append("copy")
                 super().__init__(source)
 
             def values(self):
                 script.events.append("wait")
                 return super().values()
 
-        monkeypatch.setattr(graphs_module(), "Look", NotedLook)
+        monkeypatch.setattr(graphs_module(), "HostCopy", NotedCopy)
         monkeypatch.setattr(
             decoder, "_step", lambda buffers, bucket, *rest: self.of(buffers, bucket)
         )
@@ -180,24 +196,26 @@ class Script:
         return step
 
     def decode(self, decoder, limits):
-        from asymgrpo.kernels.sampling import Filters
-        from asymgrpo.rollout.attention import ATTENTION
-        from asymgrpo.rollout.inspection import decoding
-        from asymgrpo.rollout.prompts import Group, Row
+        from asymgrpo.kernels.decode.token_sampling import Filters
+        from asymgrpo.models.module_state import decoding
+        from asymgrpo.rollout.native.cache_attention import ATTENTION
+        from asymgrpo.rollout.scheduler import PromptGroup, RolloutRequest
 
-        rows = tuple(Row(index, 0, limit) for index, limit in enumerate(limits))
+        rows = tuple(RolloutRequest(index, 0, limit) for index, limit in enumerate(limits))
         done = []
         with decoding(decoder.model, ATTENTION):
-            found = decoder.decode([Group((5,), rows)], Filters(), torch.tensor([2]), done.append)
+            found = decoder.decode(
+                [PromptGroup((5,), rows)], Filters(), torch.tensor([2]), done.append
+            )
         assert sum(done) == len(rows)
         assert min(done) > 0
         return found
 
 
 def graphs_module():
-    from asymgrpo.rollout import graphs
+    from asymgrpo.rollout.native import graph_decode
 
-    return graphs
+    return graph_decode
 
 
 def steps_needed(limits, ends, every, ahead, buckets):
@@ -220,7 +238,7 @@ def test_no_step_more_than_needed(ahead, tiny, monkeypatch):
     draw = random.Random(ahead)
     engine = NativeEngine(tiny("gemma", **SMALL), None)
     buckets = (1, 2, 3, 4, 6, 8)
-    decoder = in_graphs(engine, monkeypatch, BUCKETS=buckets, LOOK_EVERY=3, LOOK_AHEAD=ahead)
+    decoder = in_graphs(engine, monkeypatch, BUCKETS=buckets, POLL_EVERY=3, POLL_AHEAD=ahead)
     for case in range(60):
         limits = [draw.randint(1, 20) for _ in range(draw.randint(1, 8))]
         never, early = [99] * len(limits), [draw.randint(1, 5) for _ in limits]
@@ -245,10 +263,10 @@ def test_no_step_more_than_needed(ahead, tiny, monkeypatch):
 @interpreted
 def test_the_device_has_steps_to_do_while_the_host_waits(tiny, monkeypatch):
     engine = NativeEngine(tiny("gemma", **SMALL), None)
-    decoder = in_graphs(engine, monkeypatch, LOOK_EVERY=4, LOOK_AHEAD=2)
+    decoder = in_graphs(engine, monkeypatch, POLL_EVERY=4, POLL_AHEAD=2)
     script = Script(decoder, [99, 99, 6], monkeypatch)
     script.decode(decoder, [11, 2, 9])
-    chunk = ["step", "step", "look", "step", "step", "wait"]
+    chunk = ["step", "step", "copy", "step", "step", "wait"]
     assert script.events == chunk * 2 + ["step"] * 3
     assert script.steps == [4] * 4 + [2] * 7
 
@@ -256,19 +274,24 @@ def test_the_device_has_steps_to_do_while_the_host_waits(tiny, monkeypatch):
 @interpreted
 def test_wider_weights_than_activations(tiny, lora):
     """Weights in float32 under a half-precision forward, as mixed precision trains them."""
-    from asymgrpo.kernels.decode_attention import Contexts
-    from asymgrpo.rollout.fused import AdapterCopies, Rotations, fused_logits, plan_of
-    from asymgrpo.rollout.pool import LayerShape, Pool
+    from asymgrpo.kernels.decode.decode_attention import Contexts
+    from asymgrpo.rollout.native.fused_decode import (
+        AdapterCasts,
+        RopeTable,
+        build_plan,
+        fused_logits,
+    )
+    from asymgrpo.rollout.native.kv_pool import KVPool, LayerShape
 
     model = lora(tiny("qwen2", **SMALL)).eval()
     shapes = {layer: LayerShape(1, 16, torch.float16) for layer in range(1)}
     column = torch.ones(2, dtype=torch.long)
     tokens = torch.tensor([5, 6])
     contexts = Contexts(0 * column, 0 * column, torch.tensor([1, 2]), column)
-    copies = AdapterCopies()
-    plan = plan_of(model, torch.float16, 2, copies, Rotations())
-    copies.refresh()
-    pool = Pool(shapes, 4, torch.device("cpu"))
+    casts = AdapterCasts()
+    plan = build_plan(model, torch.float16, 2, casts, RopeTable())
+    casts.refresh()
+    pool = KVPool(shapes, 4, torch.device("cpu"))
     with torch.no_grad():
         own = model(input_ids=tokens[:, None]).logits[:, 0]
         found = fused_logits(plan, tokens, contexts, pool)
@@ -277,11 +300,11 @@ def test_wider_weights_than_activations(tiny, lora):
 
 @interpreted
 def test_what_has_no_plan(tiny, lora):
-    from asymgrpo.rollout.fused import AdapterCopies, NotFusable, Rotations
-    from asymgrpo.rollout.fused import plan_of as read
+    from asymgrpo.rollout.native.fused_decode import AdapterCasts, NotFusable, RopeTable
+    from asymgrpo.rollout.native.fused_decode import build_plan as read
 
     def plan_of(model, dtype):
-        return read(model, dtype, 8, AdapterCopies(), Rotations())
+        return read(model, dtype, 8, AdapterCasts(), RopeTable())
 
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     for model, reason in [
@@ -307,17 +330,17 @@ def test_what_has_no_plan(tiny, lora):
 
 @interpreted
 def test_rotations_are_those_of_the_model(tiny):
-    from asymgrpo.rollout.fused import Rotations
+    from asymgrpo.rollout.native.fused_decode import RopeTable
 
     rotary = tiny("llama").model.rotary_emb
-    rotations, like = Rotations(), torch.zeros(1, 8)
-    cos, sin = rotations.of(rotary, like, 5)
+    rope_table, like = RopeTable(), torch.zeros(1, 8)
+    cos, sin = rope_table.get(rotary, like, 5)
     own_cos, own_sin = rotary(like, torch.tensor([[0, 3, 700]]))
     assert torch.equal(cos[[0, 3, 700]], own_cos[0])
     assert torch.equal(sin[[0, 3, 700]], own_sin[0])
-    assert rotations.of(rotary, like, 1_024)[0] is cos
-    assert len(rotations.of(rotary, like, 1_025)[0]) == 2_048
-    assert rotations.of(rotary, like.half(), 5)[0].dtype == torch.float16
+    assert rope_table.get(rotary, like, 1_024)[0] is cos
+    assert len(rope_table.get(rotary, like, 1_025)[0]) == 2_048
+    assert rope_table.get(rotary, like.half(), 5)[0].dtype == torch.float16
 
 
 @interpreted
@@ -325,14 +348,14 @@ def test_rotations_are_those_of_the_model(tiny):
 def test_a_device_too_small_for_the_fused_kernels(tiny, monkeypatch, capsys, calls):
     from triton.runtime.errors import OutOfResources
 
-    from asymgrpo.rollout import graphs
+    from asymgrpo.rollout.native import graph_decode
 
     engine = NativeEngine(tiny("qwen2", **SMALL), None, stop_token_ids=[2])
     prompts, seeds = [[5, 6], [5, 6], [7, 8, 9]], [1, 2, 3]
     sampling, limits = Sampling(max_new_tokens=7), [2, 7, 3]
     expected = engine.generate(prompts, sampling, seeds, limits=limits)
     in_graphs(engine, monkeypatch)
-    whole, left = graphs.fused_logits, calls
+    whole, left = graph_decode.fused_logits, calls
 
     def no_room(*args):
         nonlocal left
@@ -341,7 +364,7 @@ def test_a_device_too_small_for_the_fused_kernels(tiny, monkeypatch, capsys, cal
             raise OutOfResources(300_000, 100_000, "shared memory")
         return whole(*args)
 
-    monkeypatch.setattr(graphs, "fused_logits", no_room)
+    monkeypatch.setattr(graph_decode, "fused_logits", no_room)
     progress = []
     found = engine.generate(
         prompts, sampling, seeds, lambda done, _: progress.append(done), limits=limits
@@ -355,13 +378,13 @@ def test_a_device_too_small_for_the_fused_kernels(tiny, monkeypatch, capsys, cal
 @interpreted
 @pytest.mark.parametrize("wrong", [lambda x: x + 0.01 * x.abs().max(), lambda x: x * torch.nan])
 def test_fused_kernels_that_are_wrong_on_a_device(tiny, monkeypatch, capsys, wrong):
-    from asymgrpo.rollout import graphs
+    from asymgrpo.rollout.native import graph_decode
 
     engine = NativeEngine(tiny("qwen2", **SMALL), None, stop_token_ids=[2])
     prompts, seeds, sampling = [[5, 6], [7, 8, 9]], [1, 2], Sampling(max_new_tokens=4)
     expected = engine.generate(prompts, sampling, seeds)
     in_graphs(engine, monkeypatch)
-    whole = graphs.fused_logits
-    monkeypatch.setattr(graphs, "fused_logits", lambda *args: wrong(whole(*args)))
+    whole = graph_decode.fused_logits
+    monkeypatch.setattr(graph_decode, "fused_logits", lambda *args: wrong(whole(*args)))
     same(engine.generate(prompts, sampling, seeds), expected)
     assert "own kernels: the fused ones are off by" in capsys.readouterr().out

@@ -139,7 +139,7 @@ def test_a_rollout_does_not_depend_on_its_batch(device, tiny, ragged):
 
 def _tied(model, one, other, seed):
     """Whether the first tokens that differ were within rounding of each other, noise included."""
-    from asymgrpo.kernels.sampling import gumbel_noise, noise_keys
+    from asymgrpo.kernels.decode.token_sampling import gumbel_noise, noise_keys
 
     pairs = zip(one.token_ids, other.token_ids, strict=False)
     place = next(index for index, (a, b) in enumerate(pairs) if a != b)

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from asymgrpo.kernels import gathered_attention, packed_attention
-from asymgrpo.kernels.packed_attention import PackedPlan, Segments
+from asymgrpo.kernels.packed_attention import (
+    PackedPlan,
+    Segments,
+    gathered_attention,
+    segment_attention,
+)
 from asymgrpo.training.packing import cut, group_rollouts, pack
 
 CPU = torch.device("cpu")
@@ -86,11 +90,11 @@ def visible(segments: Segments, window=None) -> np.ndarray:
 @pytest.mark.parametrize("window", [None, 4, 9])
 def test_block_mask_is_the_definition(monkeypatch, seed, window):
     # Small blocks, so that some are filled and some untouched.
-    monkeypatch.setattr(packed_attention, "BLOCK", 4)
+    monkeypatch.setattr(segment_attention, "BLOCK", 4)
     ids, mask, width = ragged(seed)
     segments = pack(group_rollouts(ids, mask, width), CPU, 4).segments
     wanted = visible(segments, window)
-    touched, filled = packed_attention._blocks(segments, window)
+    touched, filled = segment_attention._blocks(segments, window)
     blocks = wanted.reshape(len(touched), 4, len(touched), 4).transpose(0, 2, 1, 3)
     # No pair is lost; a filled block is wholly seen; the mask by tokens decides the rest.
     assert not (blocks.any((2, 3)) & ~touched).any()
@@ -126,7 +130,7 @@ def test_attention_is_the_definition(monkeypatch, window, softcap, form):
     if flex:  # torch has no backward pass of flex attention on a CPU
         query, key, value = (x.detach() for x in (query, key, value))
     plan = PackedPlan(batch.segments, CPU, flex).prepare({window})
-    found, _ = packed_attention.packed_attention(
+    found, _ = segment_attention.packed_attention(
         torch.nn.Identity(), query, key, value, None,
         packed=plan, scaling=0.3, sliding_window=window, softcap=softcap,
     )  # fmt: skip

@@ -28,7 +28,7 @@ from asymgrpo.experiment.signals import stopped_by_signals
 from asymgrpo.experiment.store import RUN_FILE, RunStore, write_atomically
 from asymgrpo.models import Policy, load_policy
 from asymgrpo.rollout import Sampling, choose_engine
-from asymgrpo.rollout.choice import ENGINES
+from asymgrpo.rollout.select_engine import ENGINES
 from asymgrpo.secrets import redacted
 from asymgrpo.tasks import Task, load_task
 from asymgrpo.tasks.own import names_a_file
@@ -37,9 +37,9 @@ from asymgrpo.training.task_data import ENDLESS
 from asymgrpo.visible import visible
 
 SAMPLES, KS = 64, (1, 2, 4, 8)
-"""Completions a problem, and values of k, unless said."""
+"""Default number of completions per problem, and values of k."""
 PROBLEMS = 200
-"""Problems of a task whose rows have no end, unless said."""
+"""Default number of problems of a task whose rows have no end."""
 FILTERS = ("top_p", "top_k", "min_p")
 """Sampling options that do nothing in greedy decoding."""
 

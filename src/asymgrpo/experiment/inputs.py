@@ -12,7 +12,7 @@ from typing import Any
 
 from asymgrpo.errors import UserError
 from asymgrpo.experiment.settings import RunSettings
-from asymgrpo.models.sources import Source, find_source
+from asymgrpo.models.model_sources import Source, find_source
 from asymgrpo.tasks.own import names_a_file
 from asymgrpo.tasks.rows import SPLITS
 from asymgrpo.training.manifest import file_digests

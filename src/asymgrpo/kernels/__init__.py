@@ -1,0 +1,1 @@
+"""Fast equivalents of definitions, one subpackage per consumer."""

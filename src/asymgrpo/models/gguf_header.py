@@ -1,7 +1,7 @@
-"""The plain values in the header of a GGUF file (version 2 and 3, little-endian).
+"""The scalar values in the header of a GGUF file (versions 2 and 3, little-endian).
 
-The package gguf reads every list of the header into objects, which takes seconds for a vocabulary;
-here lists are stepped over.
+The gguf package parses every array of the header into objects, which takes seconds for a
+vocabulary; here arrays are skipped.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from asymgrpo.errors import UserError
 Value = int | float | bool | str
 
 _FORMATS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", None, None, "<Q", "<q", "<d")
-"""By the type's number in the file; 8 is a string, 9 a list."""
+"""Indexed by the file's type number; 8 is a string, 9 an array."""
 _STRING, _LIST = 8, 9
 
 
 def read_gguf_values(file: Path) -> dict[str, Value]:
-    """The header's keys and values, without those that are lists."""
+    """The header's keys and values, without arrays."""
     try:
         with file.open("rb") as stream:
             if stream.read(4) != b"GGUF":

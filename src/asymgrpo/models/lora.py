@@ -18,10 +18,10 @@ def lora_config(
     dropout: float = 0.0,
     target_modules: str | Sequence[str] = "all-linear",
 ) -> LoraConfig:
-    """An adapter on every linear layer but the head, its scale `alpha` twice the rank.
+    """LoRA on every linear layer except the head, with `alpha` twice the rank by default.
 
-    Dropout is 0 unless asked for: it would make the policy that is trained another one than the
-    policy that sampled.
+    Dropout is 0 by default: with dropout, the policy that is trained differs from the policy that
+    sampled.
 
     >>> config = lora_config(8)
     >>> config.r, config.lora_alpha, config.target_modules

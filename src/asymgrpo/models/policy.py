@@ -1,4 +1,4 @@
-"""Loads a policy: the model and the tokenizer, mended where they need it."""
+"""Loads a policy: the model and the tokenizer, fixed where needed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from asymgrpo.errors import UserError
 from asymgrpo.models.gguf_header import read_gguf_values
-from asymgrpo.models.sources import Source, find_source, has_tokenizer
-from asymgrpo.models.tokenizer import align_model, mend_gguf_tokenizer, mend_tokenizer
+from asymgrpo.models.model_sources import Source, find_source, has_tokenizer
+from asymgrpo.models.tokenizer import align_model, fix_gguf_tokenizer, fix_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +23,11 @@ class Policy:
     """A causal language model with its tokenizer."""
 
     model: PreTrainedModel
-    """In evaluation mode; a PeftModel where the spec names an adapter."""
+    """In evaluation mode; a PeftModel if the spec names an adapter."""
     tokenizer: PreTrainedTokenizerBase
-    """Has an end token and a pad token, and the two differ."""
+    """Has an end token and a pad token, which differ."""
     spec: str
-    """What was asked for."""
+    """What the user asked for."""
     source: str
     """Where it was found: the hub id, or the path of a folder or a file."""
 
@@ -40,11 +40,12 @@ def load_policy(
     trust_remote_code: bool = False,
     trainable: bool = False,
 ) -> Policy:
-    """Loads `tiny`, `smollm2-135m`, a hub id, a folder, an adapter's or a run's folder, or a GGUF.
+    """Loads `tiny`, `smollm2-135m`, a hub id, a model, adapter or run folder, or a GGUF file.
 
-    `dtype="auto"` keeps the type that the weights are stored in; a GGUF file expands to float32.
-    `trainable` opens the weights of an adapter to training. Code from the hub runs only with
-    `trust_remote_code`; weights that are no safetensors are read without unpickling objects.
+    `dtype="auto"` keeps the dtype that the weights are stored in; a GGUF file is expanded to
+    float32. `trainable` makes the weights of an adapter trainable. Code from the hub runs only with
+    `trust_remote_code`; weights in other formats than safetensors are read without unpickling
+    objects.
 
     >>> policy = load_policy("tiny")
     >>> policy.model.config.model_type, policy.model.dtype
@@ -68,7 +69,7 @@ def _load_folder_or_hub(
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     with _one_line_errors(spec):
-        # The configuration first: where the hub cannot be reached, one file is waited for, not all.
+        # The configuration first: if the hub cannot be reached, only one file times out.
         config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=trust_remote_code)
         model = AutoModelForCausalLM.from_pretrained(
@@ -92,14 +93,14 @@ def _load_gguf(spec: str, file: Path, dtype: str | torch.dtype) -> Policy:
         model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, gguf_file=name, dtype=dtype, **_unpacked_weights()
         )
-    mend_gguf_tokenizer(tokenizer, header)
-    # An adapter trained on it names the file as its base, not the folder around it.
+    fix_gguf_tokenizer(tokenizer, header)
+    # So that an adapter trained on it names the file, not its folder, as its base.
     model.name_or_path = model.config.name_or_path = str(file)
     return _finished(Policy(model, tokenizer, spec, str(file)))
 
 
 def _unpacked_weights() -> dict[str, Any]:
-    """Newer transformers keep a GGUF model quantized, which can be neither trained nor saved."""
+    """Newer versions of transformers keep a GGUF model quantized, so that it cannot be trained."""
     try:
         from transformers import GgufConfig
     except ImportError:
@@ -121,21 +122,21 @@ def _load_adapter(
             tokenizer = AutoTokenizer.from_pretrained(
                 source.location, trust_remote_code=trust_remote_code
             )
-            mend_tokenizer(tokenizer, spec)
+            fix_tokenizer(tokenizer, spec)
         model: Any = PeftModel.from_pretrained(base.model, source.location, is_trainable=trainable)
     model.eval()
     return replace(base, model=model, tokenizer=tokenizer, spec=spec, source=source.location)
 
 
 def _finished(policy: Policy) -> Policy:
-    mend_tokenizer(policy.tokenizer, policy.spec)
+    fix_tokenizer(policy.tokenizer, policy.spec)
     align_model(policy.model, policy.tokenizer)
     return policy
 
 
 @contextmanager
 def _one_line_errors(spec: str) -> Iterator[None]:
-    """Turns what the libraries raise for a missing, closed or damaged model into one line."""
+    """Turns the libraries' errors for a missing, gated or damaged model into one line."""
     from pickle import UnpicklingError
 
     from huggingface_hub.errors import (
@@ -158,7 +159,7 @@ def _one_line_errors(spec: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    # RuntimeError: an adapter whose shapes are not those of its base
+    # RuntimeError: an adapter whose shapes do not match its base
     except (OSError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
         chain = list(_causes(error))
         for kind, text in advice.items():

@@ -1,4 +1,4 @@
-"""What a tokenizer needs before a policy is trained with it, and the mending of those without."""
+"""What a tokenizer needs for training, and fixes for tokenizers that lack it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 _ADDED_PAD = "<|pad|>"
 _SINGLE_DIGIT_SPLITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
-"""GGUF's names of the splittings that take digits one by one before all else."""
+"""GGUF's names of pre-tokenizers that split numbers into single digits first."""
 
 
-def mend_tokenizer(tokenizer: PreTrainedTokenizerBase, spec: str) -> None:
-    """Gives the tokenizer a pad token of its own, so that padding never reads as an end.
+def fix_tokenizer(tokenizer: PreTrainedTokenizerBase, spec: str) -> None:
+    """Gives the tokenizer a pad token of its own, so that padding is never taken for an end token.
 
-    A token that the vocabulary already has is preferred, since the embeddings then keep their
-    shape. A missing end token cannot be guessed and is an error.
+    A token that is in the vocabulary is preferred, since the embeddings then keep their shape. A
+    missing end token cannot be guessed and is an error.
     """
     end = tokenizer.eos_token
     if end is None:
@@ -40,7 +40,7 @@ def mend_tokenizer(tokenizer: PreTrainedTokenizerBase, spec: str) -> None:
 
 
 def align_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The model pads with the tokenizer's token and has an embedding for each of its tokens."""
+    """Gives the model the tokenizer's pad token, and an embedding for each of its tokens."""
     embeddings: Any = model.get_input_embeddings()
     if len(tokenizer) > embeddings.num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
@@ -51,11 +51,11 @@ def align_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> N
             model.generation_config.eos_token_id = tokenizer.eos_token_id
 
 
-def mend_gguf_tokenizer(tokenizer: Any, header: Mapping[str, Any]) -> None:
-    """Restores what transformers' conversion of a GGUF file loses.
+def fix_gguf_tokenizer(tokenizer: Any, header: Mapping[str, Any]) -> None:
+    """Restores what transformers loses when it converts a GGUF file's tokenizer.
 
-    The special tokens are taken from the file's ids, and the split into single digits is put back
-    in front where the file names a splitting that has it.
+    Special tokens are taken from the ids in the file, and numbers are split into single digits
+    first where the file names a pre-tokenizer that does so.
     """
     from tokenizers import pre_tokenizers
 
@@ -63,7 +63,7 @@ def mend_gguf_tokenizer(tokenizer: Any, header: Mapping[str, Any]) -> None:
         token_id = header.get(f"tokenizer.ggml.{key}_token_id")
         if token_id is not None:
             setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(int(token_id)))
-    # Decoding must give the text back, blanks before a full stop and all.
+    # Decoding must return the text as it was, including spaces before a full stop.
     tokenizer.clean_up_tokenization_spaces = False
     if header.get("tokenizer.ggml.pre") in _SINGLE_DIGIT_SPLITS:
         backend = tokenizer.backend_tokenizer

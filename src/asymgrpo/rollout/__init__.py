@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 from .records import Engine, Rollout, Sampling
 
 if TYPE_CHECKING:
-    from .choice import choose_engine
-    from .generate import TransformersEngine
     from .native import NativeEngine
+    from .select_engine import choose_engine
+    from .transformers_engine import TransformersEngine
 
 __all__ = ["Engine", "NativeEngine", "Rollout", "Sampling", "TransformersEngine", "choose_engine"]
 
 
 def __getattr__(name: str) -> Any:
-    """The engines, imported when asked for: the records alone need no torch."""
+    """Imports engines on first use: the records alone do not need torch."""
     if name == "choose_engine":
-        from .choice import choose_engine
+        from .select_engine import choose_engine
 
         return choose_engine
     if name == "TransformersEngine":
-        from .generate import TransformersEngine
+        from .transformers_engine import TransformersEngine
 
         return TransformersEngine
     if name == "NativeEngine":

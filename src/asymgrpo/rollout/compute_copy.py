@@ -1,4 +1,4 @@
-"""A model's weights in another type, for rollouts beside a model that trains in a wider one."""
+"""A model's weights in another dtype, for rollouts of a model that trains in a wider one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .records import Engine, Rollout, Sampling
 
 
 class ComputeCopy:
-    """The model's modules over parameters of type `dtype`; those of that type are shared.
+    """A copy of the model with parameters of `dtype`; parameters of that dtype are shared.
 
-    Casts that a trainer has put around the model's forward are left behind.
+    Casts that a trainer has wrapped around the model's forward are not copied.
 
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> held = ComputeCopy(layer, torch.bfloat16)
@@ -43,13 +43,13 @@ class ComputeCopy:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take over the values that the model has now."""
+        """Copies the model's current values."""
         if self._targets:
             torch._foreach_copy_(self._targets, self._sources)
 
 
 class RefreshedEngine:
-    """An engine on a copy, which is refreshed before every request."""
+    """An engine on a copy of the model, refreshed before every request."""
 
     def __init__(self, engine: Engine, held: ComputeCopy) -> None:
         self.engine: Any = engine
@@ -72,7 +72,7 @@ class RefreshedEngine:
         seeds: Sequence[int],
         on_progress: Callable[[int, int], None] | None = None,
     ) -> list[Rollout]:
-        """The engine's, on the weights of now."""
+        """The engine's rollouts, on the current weights."""
         self._held.refresh()
         rollouts: list[Rollout] = self.engine.generate(prompts, sampling, seeds, on_progress)
         return rollouts

@@ -1,4 +1,4 @@
-"""What goes into a sampling engine and what comes out; no torch, so every room can hold one."""
+"""The input and output records of sampling engines; torch-free types."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Rollout:
 
 
 class Engine(Protocol):
-    """Samples completions; the trainer and the evaluation see nothing else of how."""
+    """Samples completions; all that the trainer and the evaluation know of an engine."""
 
     name: str
 

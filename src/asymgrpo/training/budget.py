@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from asymgrpo.kernels.hardware import free_memory
+from asymgrpo.models.description import text_config
 from asymgrpo.training.packing import Group, cut
+from asymgrpo.training.shrinking import halved
 
 # The first pass holds no more than this before its memory is known.
 _PROBE = 4096
@@ -67,13 +70,13 @@ class TokenBudget:
             group.fed for group in probe
         )
         del held
-        layers = causal.config.get_text_config().num_hidden_layers
+        layers = text_config(causal).num_hidden_layers
         # The backward pass holds about two layers' worth of gradients beside the activations.
         bytes_a_token *= 1 + 2 / layers
         bytes_a_token = max(bytes_a_token, 1.0)
-        self._held = int(_SHARE * _free_bytes(device) / bytes_a_token)
+        self._held = int(_SHARE * free_memory(device) / bytes_a_token)
         if self._held < sum(group.fed for group in groups) and self._free_memory():
-            self._held = int(_SHARE * _free_bytes(device) / bytes_a_token)
+            self._held = int(_SHARE * free_memory(device) / bytes_a_token)
         self._forward_only = self._held * max(1, layers // 4)
 
     def halve(self, trains: bool, tokens: int) -> bool:
@@ -85,20 +88,12 @@ class TokenBudget:
         if self._free_memory():
             return False
         tried = min(tokens, self.tokens(trains) or tokens)
-        if tried <= 1:
-            raise torch.OutOfMemoryError("out of memory on a single rollout")
+        fewer = halved(tried, "update", "tokens", self._say)
         if trains:
-            self._held = tried // 2
+            self._held = fewer
         else:
-            self._forward_only = tried // 2
-        self._say(f"out of memory in the update; going on with {tried // 2} tokens at a time")
+            self._forward_only = fewer
         return True
-
-
-def _free_bytes(device: torch.device) -> int:
-    """What the device has free, and what the allocator holds without using it."""
-    free = torch.cuda.mem_get_info(device)[0]
-    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def trainable(causal: nn.Module) -> list[nn.Parameter]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from asymgrpo.errors import UserError
-from asymgrpo.models.sources import BUILT_IN, find_source
+from asymgrpo.models.model_sources import BUILT_IN, find_source
 from asymgrpo.objective.config import ObjectiveConfig
 from asymgrpo.objective.presets import ALGORITHMS, algorithm, differences
 from asymgrpo.secrets import redacted

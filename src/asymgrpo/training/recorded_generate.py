@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor
 
+from asymgrpo.models.description import causal_model
+
 
 class TokenRecorder(LogitsProcessor):
     """Stands last among the processors, and so sees the scores that tokens are drawn from."""
@@ -55,9 +57,7 @@ def recorded(model: nn.Module) -> Iterator[TokenRecorder]:
     [3]
     """
     recorder = TokenRecorder()
-    holder: Any = model
-    if hasattr(holder, "get_base_model"):
-        holder = holder.get_base_model()
+    holder: Any = causal_model(model)
     processors = getattr(holder, "_get_logits_processor", None)
     if processors is None:  # not a model of transformers': nothing will be recorded
         yield recorder

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import GenerationMixin
 
-from asymgrpo.training.support import causal_model
+from asymgrpo.models.description import causal_model
 
 _OWN = GenerationMixin.generate
 

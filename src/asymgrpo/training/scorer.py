@@ -1,9 +1,9 @@
 """Log-probs and entropies of rollouts from a packed forward pass.
 
-Equal to scoring the padded batch, without its padding, with each prompt computed once, and
-without logits. The pass goes through the model that the trainer holds, wrappers included, so that
-data-parallel training synchronises its gradients as ever: for the time of a call the causal
-model's forward is the packed one.
+Equal to scoring the padded batch, but without padding, with each prompt computed once, and without
+materialising the logits. The pass goes through the trainer's model, wrappers included, so that
+data-parallel training synchronises gradients as usual: during a call, the causal model's forward is
+replaced by the packed one.
 
 B rollouts, T completion columns.
 """
@@ -19,10 +19,18 @@ from torch import Tensor, nn
 
 from asymgrpo.kernels.packed_attention import BLOCK, NAME, PackedPlan
 from asymgrpo.kernels.token_statistics import token_statistics
+from asymgrpo.models.description import causal_model, logit_scale, text_config, unsupported
+from asymgrpo.models.module_state import decoding
+from asymgrpo.models.self_test import (
+    PREFIX,
+    compute_types,
+    disagreement,
+    own_logits,
+    probe_tokens,
+)
 from asymgrpo.training.budget import TokenBudget
 from asymgrpo.training.packing import Group, cut, group_rollouts, pack
 from asymgrpo.training.replay import replay
-from asymgrpo.training.support import causal_model, logit_scale, unsupported
 
 Scores = tuple[Tensor, Tensor]
 
@@ -57,8 +65,8 @@ class PackedScorer:
 
     def supports(self, model: nn.Module) -> str | None:
         """Why `model` cannot be scored in packed form, or None where it can."""
-        reason = unsupported(model)
-        return reason if reason is not None else self._disagreement(model)
+        reason = unsupported(model, "score")
+        return reason if reason is not None else self._self_test(model)
 
     def score(
         self,
@@ -132,7 +140,7 @@ class PackedScorer:
     def _head(self, causal: Any, hidden: Tensor, targets: Tensor) -> Scores:
         head = causal.get_output_embeddings()
         weight, bias = head.weight, getattr(head, "bias", None)
-        config = causal.config.get_text_config()
+        config = text_config(causal)
         widened: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.float32_head:
             hidden, weight = hidden.float(), weight.float()
@@ -182,38 +190,22 @@ class PackedScorer:
             self._compiled[id(layer)] = torch.compile(layer._call_impl)
         return self._compiled[id(layer)]
 
-    def _disagreement(self, model: nn.Module) -> str | None:
-        """Score three short rollouts both ways; what the packed form gets wrong about the model."""
-        causal: Any = causal_model(model)
-        device = next(causal.parameters()).device
-        width = causal.config.get_text_config().vocab_size
-        ids = torch.arange(3 * 9, device=device).view(3, 9) * 7 % (width - 1) + 1
-        ids[1, :4] = ids[0, :4]
-        mask = torch.ones_like(ids)
+    def _self_test(self, model: nn.Module) -> str | None:
+        """Scores three short rollouts both ways; what packing gets wrong about the model, if so."""
+        causal = causal_model(model)
+        tokens = probe_tokens(causal)
         # Compiling for a few tokens would take longer than it is worth.
         plain = PackedScorer(
             temperature=self.temperature, float32_head=self.float32_head, compile_layers=False
         )
         plain._flex = False
-        training = causal.training
-        causal.eval()
-        try:
-            with torch.no_grad():
-                logits = causal(input_ids=ids, attention_mask=mask).logits[:, 3:-1].float()
-                logits = logits / self.temperature
-                packed, _ = plain.score(causal, ids, mask, 5)
-        finally:
-            causal.train(training)
-        expected = logits.log_softmax(-1).gather(2, ids[:, 4:, None])[..., 0]
-        types = {next(causal.parameters()).dtype, packed.dtype}
-        if torch.is_autocast_enabled(device.type):
-            types.add(torch.get_autocast_dtype(device.type))
-        narrow = not types.isdisjoint((torch.bfloat16, torch.float16))
-        # Rounding is a small share of a log-prob on average; wrong positions or masks are not.
-        error = float((packed - expected).abs().mean() / expected.abs().mean())
-        if error <= (2e-2 if narrow else 1e-3):
-            return None
-        return f"its packed log-probs differ from its own by {error:.1%}"
+        own = own_logits(causal, tokens)[:, PREFIX - 1 : -1] / self.temperature
+        own = own.log_softmax(-1).gather(2, tokens[:, PREFIX:, None])[..., 0]
+        with decoding(causal, None):
+            mask = torch.ones_like(tokens)
+            packed, _ = plain.score(causal, tokens, mask, tokens.shape[1] - PREFIX)
+        error = disagreement(packed - own, own, packed.dtype, *compute_types(causal))
+        return None if error is None else f"its packed log-probs differ from its own by {error:.1%}"
 
 
 def _windows(config: Any) -> set[int | None]:

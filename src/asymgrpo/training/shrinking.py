@@ -10,6 +10,19 @@ import torch
 from asymgrpo.rollout.records import Engine, Rollout, Sampling
 
 
+def halved(tried: int, where: str, unit: str, say: Callable[[str], None]) -> int:
+    """Half of what did not fit in memory, said in one line; raises where there is nothing to halve.
+
+    >>> halved(9, "rollout", "rollouts", print)
+    out of memory in the rollout; going on with 4 rollouts at a time
+    4
+    """
+    if tried <= 1:
+        raise torch.OutOfMemoryError("out of memory on a single rollout")
+    say(f"out of memory in the {where}; going on with {tried // 2} {unit} at a time")
+    return tried // 2
+
+
 class ShrinkingEngine:
     """An engine whose `most_rows` is halved when it runs out of memory; the rollouts are the same.
 
@@ -45,9 +58,6 @@ class ShrinkingEngine:
 
     def _halve(self, rows: int) -> None:
         tried = min(self.engine.most_rows, rows)
-        if tried <= 1:
-            raise torch.OutOfMemoryError("out of memory on a single rollout")
-        self.engine.most_rows = tried // 2
+        self.engine.most_rows = halved(tried, "rollout", "rollouts", self._say)
         self.release()
         torch.cuda.empty_cache()
-        self._say(f"out of memory in the rollout; going on with {tried // 2} rollouts at a time")

@@ -30,9 +30,9 @@ from asymgrpo.objective.config import ObjectiveConfig
 from asymgrpo.objective.entropy import top_entropy_threshold
 from asymgrpo.objective.objective import Objective
 from asymgrpo.objective.presets import OVERRIDES, algorithm, overridden
-from asymgrpo.rollout.choice import ENGINES, choose_engine
 from asymgrpo.rollout.compute_copy import ComputeCopy, RefreshedEngine
 from asymgrpo.rollout.records import Engine, Rollout, Sampling
+from asymgrpo.rollout.select_engine import DECODERS, ENGINES, choose_engine
 from asymgrpo.secrets import redacted
 from asymgrpo.tasks import Task
 from asymgrpo.training.entropy_control import EntropyControl
@@ -90,6 +90,13 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
     engine: str = field(
         default="native", metadata={"help": "What samples: native, transformers or vllm."}
     )
+    decoder: str = field(
+        default="fused",
+        metadata={
+            "help": "How the native engine decodes on a GPU: fused (its own kernels in a captured "
+            "graph), graph (the model's own forward in a captured graph) or eager."
+        },
+    )
     scorer: str = field(
         default="packed", metadata={"help": "How log-probabilities are computed: packed or padded."}
     )
@@ -138,6 +145,7 @@ class AsymGRPOConfig(GRPOConfig):  # type: ignore[misc]  # trl ships no types
         objective = self.objective()
         for name, choices in (
             ("engine", ENGINES),
+            ("decoder", DECODERS),
             ("scorer", SCORERS),
             ("rollout_dtype", ROLLOUT_DTYPES),
         ):
@@ -476,7 +484,9 @@ class AsymGRPOTrainer(Recording, EntropyControl, ModelCard, Resuming, GRPOTraine
             if self.precision is not None and self.precision.rollout_copy:
                 held = ComputeCopy(model, getattr(torch, self.precision.rollouts))
             runs = model if held is None else held.model
-            engine, reason = choose_engine(self.args.engine, runs, self._tokenizer)
+            engine, reason = choose_engine(
+                self.args.engine, runs, self._tokenizer, self.args.decoder
+            )
             if reason is not None:
                 self._say(f"sampling by transformers: {reason}")
                 if self.args.engine == "native":

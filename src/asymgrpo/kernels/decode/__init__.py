@@ -1,0 +1,1 @@
+"""Kernels of one decoding step, and the definition of how a token is sampled."""
