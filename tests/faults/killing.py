@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 PATIENCE = 30.0
 """Seconds that a launcher leaves the other processes once one has died."""
-LONGEST = 240.0
+LONGEST = 900.0
 """Seconds after which an attempt hangs."""
 SAVED = 130
 """What a command that was told to stop exits with."""
