@@ -324,7 +324,7 @@ def test_a_grader_that_gives_no_grade_is_told(given):
 def test_a_broken_line_in_the_middle_is_told(tmp_path):
     partial = tmp_path / "partial.jsonl"
     partial.write_text("not json\n{}\n")
-    with pytest.raises(UserError, match=r"partial.jsonl:1 .* remove the file"):
+    with pytest.raises(UserError, match=r"partial.jsonl:1 .* move the file elsewhere"):
         evaluated(partial=partial)
 
 

@@ -18,7 +18,6 @@ from runs import small
 
 from asymgrpo import cli
 from asymgrpo.experiment.run import train_run
-from asymgrpo.experiment.settings import RunSettings
 from asymgrpo.experiment.store import RunStore
 from asymgrpo.models.model_sources import BUILT_IN
 from asymgrpo.report import build_report
@@ -90,14 +89,3 @@ def test_weights_that_are_not_finite_are_refused(
     assert f"{model} has weights that are not finite" in line
     assert not (tmp_path / "result.json").exists()
     assert not (tmp_path / "run").exists()
-
-
-def test_a_stray_scaler_in_a_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    """A run in float32 has no loss scaler to load it into."""
-    shutil.copytree(OLD, tmp_path / "run")
-    RunStore(tmp_path / "run").update_run(status="running")
-    shutil.rmtree(tmp_path / "run/final")
-    (tmp_path / "run/checkpoint-2/scaler.pt").write_bytes(b"stray")
-    settings = RunSettings.from_dict(RunStore(tmp_path / "run").run()["settings"])
-    train_run(settings, tmp_path / "run")
-    assert RunStore(tmp_path / "run").run()["status"] == "finished"

@@ -159,6 +159,32 @@ def test_the_gated_activation_ends_in_any_order_of_blocks(order, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter has no limit on shared memory")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("rows", [1, 16, 300])
+def test_attention_fits_the_shared_memory(rows, width, dtype):
+    from asymgrpo.kernels.decode.decode_attention import (
+        Contexts,
+        decode_attention,
+        reference_attention,
+    )
+
+    torch.manual_seed(0)
+    heads, slots = 2, 40 + 20 * rows
+    pool_keys, pool_values = noise(2, slots, heads, width, dtype=dtype)
+    query = noise(rows, heads * 6, width, dtype=dtype)
+    starts = torch.arange(rows, device=DEVICE) * 20 + 40
+    full = torch.full_like(starts, 20)
+    contexts = Contexts(torch.zeros_like(starts), full * 2, starts, full)
+    args = (query, pool_keys, pool_values, contexts, width**-0.5)
+    close = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+    exact = (query.double(), pool_keys.double(), pool_values.double(), *args[3:])
+    found = decode_attention(*args).double()
+    torch.testing.assert_close(found, reference_attention(*exact).double(), **close)
+
+
+@pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="runs on the GPU")
 @pytest.mark.parametrize("ranks", [(0, 0), (16, 16), (0, 8), (40, 33), (128, 128)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -270,6 +270,17 @@ def lanes_for(width: int, dtype: torch.dtype) -> int:
     return 4 if width <= 128 and dtype.itemsize == 2 else 1
 
 
+def block_for(width: int, dtype: torch.dtype) -> int:
+    """Keys per iteration for heads of this size, so that four stages of them fit shared memory.
+
+    >>> [block_for(width, torch.bfloat16) for width in (64, 128, 256)]
+    [64, 64, 32]
+    >>> [block_for(width, torch.float32) for width in (64, 128, 256)]
+    [64, 32, 16]
+    """
+    return max(16, 64 * 256 // max(256, width * dtype.itemsize))
+
+
 def splits_for(rows: int, heads: int, sms: int) -> int:
     """Parts that a row's context is split into, so that few rows still fill `sms` multiprocessors.
 
@@ -350,7 +361,7 @@ def decode_attention(
         FOLD_BLOCK=max(16, few),
         D=width,
         D_BLOCK=wide,
-        BLOCK=64 if wide <= 128 else 32,
+        BLOCK=block_for(wide, out.dtype),
         LANES=lanes_for(wide, out.dtype),
         SPLITS=splits,
         SOFTCAP=softcap is not None,
