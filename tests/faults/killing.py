@@ -18,9 +18,12 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
+
+from tqdm import tqdm
 
 PATIENCE = 30.0
 """Seconds that a launcher leaves the other processes once one has died."""
@@ -41,6 +44,8 @@ def start(words: Sequence[str], log: str, environment: dict[str, str] | None = N
         return child
     code = 70
     try:
+        # Progress bars share a lock between processes, which one that is killed may never release.
+        tqdm.set_lock(threading.RLock())
         os.environ.update(environment or {})
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler if number == 2 else signal.SIG_DFL)
